@@ -1,0 +1,173 @@
+"""The five hooks in SGLang's scheduler, installed through SGLang's own registry.
+
+==================================  ======================================================================
+broadcast of requests               the source rank puts its news in front of the requests
+split into work and control         with attention data parallelism, news travel with the work of the replica
+request dispatcher                  each rank takes its place and learns to handle the news
+processing of requests              after it: once per iteration, idle or not, paused or not
+release of a request's tokens       after it: keep to the limit
+==================================  ======================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from kvcached.engines.sglang import targets, unsupported
+from kvcached.engines.sglang.cache import RadixPrefixCache, UnsupportedCacheError
+from kvcached.engines.sglang.doorbell import fit_doorbell
+from kvcached.engines.sglang.placement import name_members, read_placement
+from kvcached.engines.sglang.registration import identify
+from kvcached.engines.sglang.replica import ReplicaControl, Source, Startup
+from kvcached.subscription import InstanceNameTaken, Subscription
+from kvcached.values import UNLIMITED, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcached.engines.sglang.placement import Placement
+    from kvcached.settings import Settings
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
+_logged_failures: set[tuple[str, type[Exception]]] = set()
+
+
+def _guarded(hook: Callable[_P, _T]) -> Callable[_P, _T | None]:
+    """Let no exception of ``hook`` reach the scheduler's loop, where any would end the engine."""
+
+    @functools.wraps(hook)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
+        try:
+            return hook(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not take serving down
+            if (hook.__name__, type(error)) not in _logged_failures:
+                _logged_failures.add((hook.__name__, type(error)))
+                _log.exception("%s failed; the engine serves on (said once)", hook.__name__)
+            return None
+
+    return guarded
+
+
+class SchedulerHooks:
+    """The hooks of one process; they do nothing until a scheduler in it has taken its place."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Prepare hooks for a scheduler that is governed by ``settings``."""
+        self._settings = settings
+        self._replica: ReplicaControl | None = None
+        self._source: Source | None = None
+
+    def install(self) -> None:
+        """Register all hooks; SGLang applies them right after. Call only if no target is missing."""
+        registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+        before, after = registry.HookType.BEFORE, registry.HookType.AFTER
+        for target, hook, kind in (
+            (targets.BROADCAST, self.announce, before),
+            (targets.SPLIT, self.keep_with_work, after),
+            (targets.INIT_DISPATCHER, self.take_place, after),
+            (targets.PROCESS_REQUESTS, self.end_iteration, after),
+            (targets.RELEASE, self.release, after),
+        ):
+            registry.HookRegistry.register(target, hook, kind)
+
+    @_guarded
+    def announce(
+        self,
+        receiver: object,
+        recv_reqs: list[Any] | None,
+        *rest: Any,  # noqa: ANN401 - SGLang's, passed on as it is
+        **named: Any,  # noqa: ANN401
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Put the source rank's news, if any, in front of the requests that are about to be broadcast."""
+        source = self._source
+        if source is None or recv_reqs is None:
+            return None
+        news = source.collect()
+        if not news:
+            return None
+        return (receiver, [*news, *recv_reqs], *rest), named
+
+    @_guarded
+    def keep_with_work(
+        self,
+        split: tuple[list[Any], list[Any]],
+        _receiver: object,
+        _recv_reqs: object,
+    ) -> tuple[list[Any], list[Any]] | None:
+        """Move news from the control requests to the work requests.
+
+        With attention data parallelism, control requests are broadcast from the first replica to all, which would
+        overwrite what the other replicas' source ranks have to say; work requests stay within a replica.
+        """
+        work, control = split
+        news = [request for request in control if isinstance(request, (Startup, Update))]
+        if not news:
+            return None
+        return [*news, *work], [request for request in control if not isinstance(request, (Startup, Update))]
+
+    @_guarded
+    def take_place(self, _result: object, scheduler: Any) -> None:  # noqa: ANN401 - SGLang's scheduler
+        """Make ``scheduler`` understand the news, and put it under control.
+
+        The dispatcher comes first: a rank that does not know a message that another one sends it would die of it.
+        """
+        dispatcher = importlib.import_module("sglang.utils").TypeBasedDispatcher
+        scheduler._request_dispatcher += dispatcher([(Startup, self.start), (Update, self.apply)])  # noqa: SLF001
+        placement = read_placement(scheduler)
+        try:
+            cache = RadixPrefixCache(scheduler)
+        except UnsupportedCacheError as error:
+            if placement.is_source:
+                unsupported.report_placed(self._settings, str(error), placement, scheduler.server_args.device)
+            return
+        pipeline_parallel = placement.pp_size > 1
+        if placement.is_source:
+            self._source = self._open_source(scheduler, placement, cache.block_tokens)
+        self._replica = ReplicaControl(cache, pipeline_parallel=pipeline_parallel, source=self._source)
+
+    @_guarded
+    def start(self, startup: Startup) -> None:
+        """Handle the first message of the source rank."""
+        if self._replica is not None:
+            self._replica.start(startup)
+
+    @_guarded
+    def apply(self, update: Update) -> None:
+        """Handle an update."""
+        if self._replica is not None:
+            self._replica.apply(update)
+
+    @_guarded
+    def end_iteration(self, _result: object, _scheduler: object, _recv_reqs: object) -> None:
+        """Do what is due once per scheduler iteration."""
+        if self._replica is not None:
+            self._replica.end_iteration()
+
+    @_guarded
+    def release(self, *_args: object, **_named: object) -> None:
+        """Keep to the limit after a request released its tokens."""
+        if self._replica is not None:
+            self._replica.on_release()
+
+    def _open_source(self, scheduler: Any, placement: Placement, block_tokens: int) -> Source:  # noqa: ANN401
+        """Register this replica with the ledgers of its GPUs."""
+        settings = self._settings
+        limit = UNLIMITED if placement.pp_size > 1 else settings.startup_limit_tokens
+        doorbell = fit_doorbell(scheduler)
+        subscription = Subscription(
+            identify(settings, placement, startup_limit_tokens=limit, block_tokens=block_tokens),
+            name_members(placement, settings.gpu_ids, scheduler.server_args.device),
+            settings.ledger_dir,
+            on_publication=None if doorbell is None else doorbell.ring,
+        )
+        try:
+            subscription.start()
+        except InstanceNameTaken as error:
+            unsupported.refuse_or_warn(settings, str(error))
+        return Source(Startup(limit), subscription, doorbell)
