@@ -1,0 +1,103 @@
+"""One engine core under control: its ledger subscription, its limit, and the steps at which both meet.
+
+The engine's own thread calls :meth:`Governor.on_step` after each step and :meth:`Governor.on_idle` at each turn of its
+idle loop; nothing else touches the pool. (An in-process engine has no such thread while it idles; see ``inproc.py``.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcached.engines.vllm.idle_blocks import IdleBlocks
+    from kvcached.policy import RetentionPolicy
+    from kvcached.values import Report, Update
+
+
+class Subscription(Protocol):
+    """The part of ``kvcached.subscription.Subscription`` used at each step."""
+
+    def poll(self) -> Update | None:
+        """Return the newest complete update that is not settled yet."""
+
+    def acknowledge(self, report: Report) -> None:
+        """Write the report into the ledger."""
+
+    def refresh(self, report_of: Callable[[], Report]) -> None:
+        """Write a report now and then while the engine is busy."""
+
+    def close(self) -> None:
+        """Give the slot back."""
+
+
+class Governor:
+    """Keeps one block pool at its limit. All methods run on the engine's own thread."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        policy: RetentionPolicy,
+        idle: IdleBlocks,
+        *,
+        publish_events: Callable[[], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """Govern ``idle`` by ``policy``.
+
+        ``publish_events`` sends the KV events that wait for the next step of an engine that may have none; ``wake``
+        makes an idle engine turn its loop once more.
+        """
+        self._subscription = subscription
+        self._policy = policy
+        self._idle = idle
+        self._publish_events = publish_events
+        self._wake = wake
+        self._idle_blocks = 0
+        self._acknowledged: Report | None = None
+
+    @property
+    def draining(self) -> bool:
+        """Whether a big drop is still being worked off, chunk by chunk."""
+        return self._policy.draining
+
+    def on_step(self) -> None:
+        """Take an update over, keep to the limit after releases, go on with a drop. Call after every engine step."""
+        if self._advance():
+            self._acknowledge()
+        else:
+            self._subscription.refresh(self._policy.report)
+
+    def on_idle(self) -> None:
+        """Do the same for an engine that has no work, and let the world know at once: nothing else will."""
+        self._advance()
+        self._acknowledge()
+        self._publish_events()
+        if self._policy.draining:
+            self._wake()
+
+    def on_shutdown(self) -> None:
+        """Give the ledger slot back, as the engine core is shut down."""
+        self._subscription.close()
+
+    def _advance(self) -> bool:
+        """Enforce the limit where something changed; return whether the change is worth an acknowledgement."""
+        policy = self._policy
+        was_draining = policy.draining
+        update = self._subscription.poll()
+        if update is not None:
+            policy.update(update)
+        elif self._idle.count > self._idle_blocks:
+            policy.on_release()
+        elif was_draining:
+            policy.on_step()
+        self._idle_blocks = self._idle.count
+        return update is not None or was_draining is not policy.draining
+
+    def _acknowledge(self) -> None:
+        """Write the figures into the ledger unless they already stand there."""
+        report = self._policy.report()
+        if report != self._acknowledged:
+            self._acknowledged = report
+            self._subscription.acknowledge(report)

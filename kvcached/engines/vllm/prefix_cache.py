@@ -1,0 +1,71 @@
+"""vLLM's block pool as a prefix cache that the policy can govern, in tokens.
+
+A pool serves all KV-cache groups of a model. One token of a cached prefix takes ``1 / block size`` of a block in *each*
+group, so a pool-wide count of blocks is worth ``count / (sum of 1 / block size over the groups)`` tokens: with one group
+blocks times block size, with G groups of equal block size a G-th of that. A sliding-window group gives up the blocks
+that left its window early, they are idle and count like any other.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcached.engines.vllm.idle_blocks import IdleBlocks
+
+CHUNK_BLOCKS = 2048
+"""How many blocks one step evicts at most: about 2 ms, or 6 ms where KV events are on."""
+
+
+class BlockPrefixCache:
+    """The idle blocks of one pool, counted and evicted in tokens. Fulfils ``kvcached.policy.PrefixCache``."""
+
+    def __init__(self, idle: IdleBlocks, group_block_tokens: Sequence[int]) -> None:
+        """Measure ``idle`` by the block sizes, in tokens, of the model's KV-cache groups."""
+        self._idle = idle
+        per_block = 1 / sum(Fraction(1, tokens) for tokens in group_block_tokens)
+        self._numerator, self._denominator = per_block.numerator, per_block.denominator
+        self._block_tokens = max(group_block_tokens)
+
+    @property
+    def block_tokens(self) -> int:
+        """The smallest amount kept by a positive limit: one block in each group."""
+        return self._block_tokens
+
+    @property
+    def chunk_tokens(self) -> int:
+        """What one step may evict at most: ``CHUNK_BLOCKS`` blocks."""
+        return max(1, CHUNK_BLOCKS * self._numerator // self._denominator)
+
+    def idle_tokens(self) -> int:
+        """Return the tokens of cached blocks that no request uses, rounded up."""
+        return self._tokens(self._idle.count)
+
+    def active_tokens(self) -> int:
+        """Return the tokens' worth of blocks that requests hold."""
+        return self._tokens(self._idle.used)
+
+    def capacity_tokens(self) -> int:
+        """Return the tokens' worth of all blocks."""
+        return self._idle.total * self._numerator // self._denominator
+
+    def evict(self, tokens: int) -> int:
+        """Evict the least recently used idle blocks that are worth ``tokens``, rounded up to whole blocks."""
+        blocks = -(-tokens * self._denominator // self._numerator)
+        return self._tokens(self._idle.evict(blocks))
+
+    def _tokens(self, blocks: int) -> int:
+        return -(-blocks * self._numerator // self._denominator)
+
+
+def group_block_tokens(manager: Any) -> list[int]:  # noqa: ANN401 - vLLM's KVCacheManager
+    """Return the block sizes, in tokens, of the groups of ``manager`` whose blocks can be cached."""
+    sizes = []
+    for single in manager.coordinator.single_type_managers:
+        spec = getattr(single, "kv_cache_spec", None)
+        if getattr(spec, "prefix_cacheable", True):
+            sizes.append(int(single.block_size))
+    return sizes

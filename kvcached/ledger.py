@@ -1,0 +1,253 @@
+"""A directory of ledgers: which directory may be trusted, and which files in it.
+
+Imported by engines and by the command line; imports the native binding and plain values only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import time
+from dataclasses import dataclass
+
+from kvcached import _native
+from kvcached.settings import SettingsError, check_gpu_id, default_ledger_dir
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+SUFFIX = ".ledger"
+
+LOCK_RETRY_S = 0.01
+"""How often a busy registration lock is tried again."""
+
+_OTHERS_WRITE = 0o002
+_GROUP_WRITE = 0o020
+
+
+class LedgerDirectoryError(Exception):
+    """A ledger directory, or a file in it, cannot be used; the message names it, the reason and what to do."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A file that is not used as a ledger: where it is and why, in one sentence."""
+
+    gpu: str
+    path: str
+    reason: str
+
+
+class Ledger:
+    """One open ledger file of a directory."""
+
+    def __init__(self, gpu: str, path: str, handle: _native.Handle) -> None:
+        self.gpu = gpu
+        self.path = path
+        self.handle = handle
+
+    def is_current(self) -> bool:
+        """Return whether the path still leads to the file that is open here, whole and under its name."""
+        try:
+            found = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        opened = self.handle.file
+        same = (found.st_dev, found.st_ino, found.st_size) == (opened.device, opened.inode, opened.size)
+        return same and found.st_nlink == 1 and not self.handle.is_lost()
+
+
+class LedgerDirectory:
+    """An opened and vetted ledger directory. Use as a context manager: it closes what was opened through it."""
+
+    def __init__(self, path: str, *, writable: bool, create: bool = False) -> None:
+        """Open the directory. Raises :class:`LedgerDirectoryError`.
+
+        Args:
+            path: The directory.
+            writable: Whether ledgers will be written; then the directory's owner and mode must be trustworthy.
+            create: Whether to make it, with mode 0700, if it does not exist.
+        """
+        self.path = path
+        self.writable = writable
+        self.refusals: list[Refusal] = []
+        self._opened: list[Ledger] = []
+        self._fd = -1
+        self._fd = self._open(create=create)
+
+    def _open(self, *, create: bool) -> int:
+        is_default = self.path == default_ledger_dir()
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if is_default else 0)
+        try:
+            if create:
+                _make_directory(self.path)
+            fd = os.open(self.path, flags)
+        except OSError as error:
+            message = f"ledger directory {self.path} cannot be opened: {error.strerror}{ownership(self.path)}"
+            raise LedgerDirectoryError(message) from error
+        self._status = os.fstat(fd)
+        problem = directory_problem(self._status, is_default=is_default, writable=self.writable)
+        if problem:
+            os.close(fd)
+            message = f"ledger directory {self.path} {problem}"
+            raise LedgerDirectoryError(message)
+        return fd
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the directory and all ledgers that were opened through it and not detached. May be called twice."""
+        for ledger in self._opened:
+            ledger.handle.close()
+        self._opened.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def detach(self, ledger: Ledger) -> None:
+        """Hand a ledger over to the caller, who closes it."""
+        self._opened.remove(ledger)
+
+    def lock(self, deadline: float) -> None:
+        """Take the directory's registration lock until :meth:`unlock` or :meth:`close`.
+
+        Raises :class:`LedgerDirectoryError` when ``time.monotonic()`` reaches ``deadline`` first.
+        """
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    message = f"ledger directory {self.path} is being locked by another registration"
+                    raise LedgerDirectoryError(message) from None
+                time.sleep(LOCK_RETRY_S)
+            else:
+                return
+
+    def unlock(self) -> None:
+        """Give the registration lock up, also on behalf of a child to which a fork gave a copy of the descriptor."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def gpu_ids(self) -> list[str]:
+        """Return the ids of all files that are named like ledgers, in byte order."""
+        names = [name.removesuffix(SUFFIX) for name in os.listdir(self._fd) if name.endswith(SUFFIX)]
+        return sorted(names, key=os.fsencode)
+
+    def open_all(self) -> list[Ledger]:
+        """Open every ledger; files that cannot be used are noted in ``refusals`` and passed over."""
+        ledgers = []
+        for gpu in self.gpu_ids():
+            try:
+                ledgers.append(self.open(gpu))
+            except LedgerDirectoryError:
+                continue
+        return ledgers
+
+    def open(self, gpu: str) -> Ledger:
+        """Open one ledger. Raises :class:`LedgerDirectoryError`, and notes the refusal, if it cannot be used."""
+        path = f"{self.path}/{gpu}{SUFFIX}"
+        try:
+            check_gpu_id(gpu)
+            handle = _native.Handle(self._fd, gpu + SUFFIX, writable=self.writable)
+        except _native.RefusedLedgerError as error:
+            reason = f"{error.reason}{describe(error.file.uid, error.file.mode)}"
+            raise self._refuse(gpu, path, reason) from error
+        except SettingsError as error:
+            raise self._refuse(gpu, path, str(error)) from error
+        except OSError as error:
+            raise self._refuse(gpu, path, f"{error.strerror}{ownership(path)}") from error
+        problem = self._file_problem(handle.file)
+        if problem:
+            handle.close()
+            raise self._refuse(gpu, path, problem)
+        ledger = Ledger(gpu, path, handle)
+        self._opened.append(ledger)
+        return ledger
+
+    def create(self, gpu: str) -> None:
+        """Make the ledger of a GPU if it does not exist. Raises :class:`LedgerDirectoryError`, as on a full disk.
+
+        A directory that its group may write gets ledgers that the group may write, whatever the umask.
+        """
+        mode = 0o660 if self._status.st_mode & _GROUP_WRITE else 0o600
+        try:
+            _native.create_ledger(self._fd, check_gpu_id(gpu) + SUFFIX, mode)
+        except OSError as error:
+            where = f"{self.path}/{gpu}{SUFFIX}"
+            message = f"ledger {where} cannot be made: {error.strerror}; directory{ownership(self.path)}"
+            raise LedgerDirectoryError(message) from error
+
+    def sweep(self) -> None:
+        """Remove what creations that were killed half-way left behind. Only while holding the registration lock."""
+        for name in os.listdir(self._fd):
+            if name.startswith(".") and name.endswith(".new") and SUFFIX in name:
+                try:
+                    os.unlink(name, dir_fd=self._fd)
+                except OSError:
+                    continue  # another owner's: it does no harm
+
+    def _refuse(self, gpu: str, path: str, reason: str) -> LedgerDirectoryError:
+        self.refusals.append(Refusal(gpu, path, reason))
+        return LedgerDirectoryError(f"ledger {path}: {reason}")
+
+    def _file_problem(self, file: _native.FileStatus) -> str:
+        """Return why a valid ledger may not be written to all the same, or an empty text."""
+        if not self.writable:
+            return ""
+        if file.mode & _OTHERS_WRITE:
+            return f"may be written by everybody{describe(file.uid, file.mode)}; remove that permission"
+        trusted = {os.geteuid(), 0, self._status.st_uid}
+        if file.uid not in trusted and not self._status.st_mode & _GROUP_WRITE:
+            return f"belongs to another user{describe(file.uid, file.mode)}; remove it"
+        return ""
+
+
+def directory_problem(status: os.stat_result, *, is_default: bool, writable: bool) -> str:
+    """Return why a directory may not be used, or an empty text.
+
+    The default directory lies in a folder where everybody may create names, so it must be one's own. A directory that
+    was named explicitly may belong to root, or to anyone if its group may write and one is a member. Root may use any.
+    """
+    where = describe(status.st_uid, status.st_mode)
+    user = os.geteuid()
+    if is_default and status.st_uid != user:
+        return f"belongs to another user{where}; remove it or set KVCACHED_LEDGER_DIR"
+    if not writable:
+        return ""
+    if status.st_mode & _OTHERS_WRITE:
+        return f"may be written by everybody{where}; chmod o-w it, or choose another one"
+    shared = status.st_mode & _GROUP_WRITE and status.st_gid in {os.getegid(), *os.getgroups()}
+    if user != 0 and status.st_uid not in {0, user} and not shared:
+        return f"belongs to another user{where}, and not to a group that shares it with you"
+    return ""
+
+
+def ownership(path: str) -> str:
+    """Return owner and mode of what stands at ``path``, for an error message; empty if nothing does."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return ""
+    return describe(found.st_uid, found.st_mode)
+
+
+def describe(uid: int, mode: int) -> str:
+    """Return owner and mode as they stand in error messages."""
+    return f" (owner uid {uid}, mode {stat.S_IMODE(mode):04o})" if mode else ""
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)  # noqa: PTH102 - pathlib costs the command line milliseconds
+    except FileExistsError:
+        return

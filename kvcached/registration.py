@@ -1,0 +1,131 @@
+"""Claiming one slot in every member's ledger, all or none, and holding them.
+
+A :class:`Registration` is made and replaced as a whole: when one file is lost, all members are registered anew.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from kvcached import _native
+from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
+from kvcached.settings import check_gpu_id, default_ledger_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcached.ledger import Ledger
+    from kvcached.values import Identity, Report, Update
+
+LOCK_PATIENCE_S = 2.0
+"""How long a registration waits for another one in the same directory."""
+
+
+class InstanceNameTakenError(Exception):
+    """A live engine goes by this name already; the message says which."""
+
+
+class RegistrationError(Exception):
+    """The slots could not be claimed now; the message says why and what to do. Trying again later may succeed."""
+
+
+class Registration:
+    """The slots of one replica: one per member, in byte order of the GPU ids.
+
+    Publishers write the last member last, so its word is the one to look at: ``last_word`` is a view whose item 0 it
+    is, and ``last_handle`` has the doorbell that is rung when a publication is complete.
+    """
+
+    def __init__(self, identity: Identity, ledgers: Sequence[Ledger], desired: Update) -> None:
+        """Claim the slots. Raises what the native layer raises; closing the ledgers gives up what was claimed."""
+        self.ledgers = tuple(ledgers)
+        incarnation = secrets.randbits(64) or 1
+        self._slots = [
+            ledger.handle.register(identity, member, len(ledgers), incarnation, desired)
+            for member, ledger in enumerate(ledgers)
+        ]
+        words = [ledger.handle.desired_word(slot) for ledger, slot in zip(ledgers, self._slots, strict=True)]
+        self._agreement = _native.Agreement(words)
+        self.last_word = words[-1].view()
+        self.last_handle = ledgers[-1].handle
+
+    def agreed_word(self) -> int | None:
+        """Return the word that stands in all members, or None while they differ."""
+        return self._agreement.word()
+
+    def acknowledge(self, report: Report) -> None:
+        """Write ``report`` into all members' slots and ring who waits for it."""
+        for ledger, slot in zip(self.ledgers, self._slots, strict=True):
+            ledger.handle.acknowledge(slot, report)
+        self.ledgers[0].handle.ring(_native.ACKNOWLEDGED)
+
+    def is_current(self) -> bool:
+        """Return whether every path still leads to the file that is registered in."""
+        return all(ledger.is_current() for ledger in self.ledgers)
+
+    def release(self) -> None:
+        """Give the slots up and wake a thread that sleeps on their doorbell; the memory stays readable."""
+        for ledger in self.ledgers:
+            ledger.handle.release()
+        self.last_handle.ring(_native.PUBLISHED)
+
+    def close(self) -> None:
+        """Unmap the ledgers; no thread may look at a word of this registration any more."""
+        for ledger in self.ledgers:
+            ledger.handle.close()
+
+
+def register(identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desired: Update) -> Registration:
+    """Register a replica in the ledgers of all its GPUs, making directory and files where they are missing.
+
+    Raises:
+        InstanceNameTakenError: a live engine has this name and replica.
+        RegistrationError: the directory, a file in it or a full table stands in the way.
+    """
+    gpus = sorted({check_gpu_id(gpu) for gpu in gpu_ids}, key=os.fsencode)
+    try:
+        with LedgerDirectory(ledger_dir, writable=True, create=_may_create(ledger_dir)) as directory:
+            directory.lock(time.monotonic() + LOCK_PATIENCE_S)
+            try:
+                return _register_locked(identity, gpus, directory, desired)
+            finally:
+                directory.unlock()
+    except (LedgerDirectoryError, OSError, _native.NativeLibraryError) as error:
+        raise RegistrationError(str(error)) from error
+
+
+def _may_create(ledger_dir: str) -> bool:
+    """Return whether a missing directory is made: not below a missing parent, which may be a mount to come."""
+    parent = os.path.dirname(ledger_dir)  # noqa: PTH120 - settings hold plain strings
+    return ledger_dir == default_ledger_dir() or os.path.isdir(parent)  # noqa: PTH112 - as above
+
+
+def _register_locked(identity: Identity, gpus: Sequence[str], directory: LedgerDirectory, desired: Update) -> Registration:
+    directory.sweep()
+    _check_name_is_free(identity, directory)
+    for gpu in gpus:
+        directory.create(gpu)
+    ledgers = [directory.open(gpu) for gpu in gpus]
+    try:
+        registration = Registration(identity, ledgers, desired)
+    except _native.TableFullError as error:
+        message = f"a ledger in {directory.path} is full, {error}; stop some of them or use another ledger directory"
+        raise RegistrationError(message) from error
+    for ledger in ledgers:
+        directory.detach(ledger)
+    return registration
+
+
+def _check_name_is_free(identity: Identity, directory: LedgerDirectory) -> None:
+    for ledger in directory.open_all():
+        for _, slot in ledger.handle.live_slots():
+            other = slot.identity
+            if (other.instance_name, other.replica) == (identity.instance_name, identity.replica):
+                message = (
+                    f"instance {other.instance_name!r} (replica {other.replica}) runs already: {other.engine} with "
+                    f"pid {slot.pid} holds it in {ledger.path}; stop it or set another KVCACHED_INSTANCE_NAME"
+                )
+                raise InstanceNameTakenError(message)

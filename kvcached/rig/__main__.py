@@ -1,0 +1,225 @@
+"""``python -m kvcached.rig``: run the embedded engine over a workload."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvcached.rig.chats import CHAT_BLOCK_TOKENS, generate_chats
+from kvcached.rig.config import CHUNK_BLOCKS, RigConfig
+from kvcached.rig.scheduler import DEFAULT_STEP_TOKENS
+from kvcached.rig.trace import TRACE_BLOCK_TOKENS, TraceError, read_trace
+from kvcached.settings import (
+    INSTANCE_NAME_VARIABLE,
+    LEDGER_DIR_VARIABLE,
+    Settings,
+    SettingsError,
+    read_settings,
+)
+
+if TYPE_CHECKING:
+    from kvcached.rig.request import Arrival
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+DEFAULT_REQUESTS = 1000
+_CHAT_CAPACITY_TOKENS = 262_144
+_TRACE_CAPACITY_TOKENS = 3_000_000
+
+_EPILOG = """\
+The limit at the start, the ledger directory and the instance name also come from KVCACHED_MAX_CACHED_TOKENS,
+KVCACHED_LEDGER_DIR and KVCACHED_INSTANCE_NAME; arguments win. With --speed, requests arrive by their time stamps, that
+many times as fast; without it, as fast as the engine takes them. SIGINT and SIGTERM end a run after the step at work,
+report included."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the rig as ``arguments`` (default: the command line) say; return the exit code."""
+    parser = _build_parser()
+    options = parser.parse_args(arguments)
+    try:
+        config = _configure(options, _read_settings(options))
+        arrivals = _load(options)
+        _check_writable(options.report, options.timeline)
+    except (SettingsError, TraceError, _UsageError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return _run(parser.prog, options, config, arrivals)
+
+
+class _UsageError(ValueError):
+    """Arguments that are each legal but cannot be used together, or here."""
+
+
+def _run(prog: str, options: argparse.Namespace, config: RigConfig, arrivals: list[Arrival]) -> int:
+    # Threads of a maths library would survive in no forked rank, and two cores have no use for them.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    from kvcached.rig.group import Group, GroupError  # noqa: PLC0415 - usage errors are told before torch is loaded
+    from kvcached.rig.report import build_report, write_report, write_timeline  # noqa: PLC0415
+
+    settings = config.settings
+
+    def say_ready() -> None:
+        if settings.disabled:
+            print(f"{prog}: KVCACHED_DISABLE=1: serving without a limit or control", file=sys.stderr)
+        else:
+            print(f"ready {settings.instance_name} {settings.ledger_dir}", flush=True)
+
+    try:
+        results = Group(config, arrivals, say_ready).run()
+    except GroupError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    if options.report is not None:
+        write_report(options.report, build_report(config, results))
+    if options.timeline is not None:
+        write_timeline(options.timeline, results)
+    return 0
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m kvcached.rig",
+        description="The embedded engine: N ranks in a gloo group, each with a prefix cache under one run-time limit.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--tp", type=_positive, default=1, metavar="N", help="tensor-parallel ranks (default 1)")
+    parser.add_argument("--pp", type=_positive, default=1, metavar="N", help="stages of --tp ranks each (default 1)")
+    parser.add_argument("--instance", metavar="NAME", help="instance name (default rig-<pid>)")
+    parser.add_argument("--ledger-dir", metavar="DIR", help="ledger directory")
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument("--trace", type=Path, metavar="FILE", help="replay FILE, in the Mooncake format")
+    load.add_argument("--requests", type=_count, metavar="N", help=f"generate N requests (default {DEFAULT_REQUESTS})")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the generated load (default 0)")
+    parser.add_argument("--capacity-tokens", type=_positive, metavar="N", help="size of each rank's cache")
+    parser.add_argument("--speed", type=_factor, metavar="X", help="time stamps pass X times as fast")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what every rank did as JSON")
+    parser.add_argument("--linger", type=_seconds, default=0.0, metavar="S", help="seconds to idle after the load")
+    _add_more_options(parser)
+    return parser
+
+
+def _add_more_options(parser: argparse.ArgumentParser) -> None:
+    more = parser.add_argument_group("for tests and pictures")
+    more.add_argument("--timeline", type=Path, metavar="FILE", help="write a time series of every rank as JSON lines")
+    more.add_argument("--chunk-tokens", type=_positive, metavar="N", help="tokens that a step of a big drop evicts")
+    more.add_argument("--step-tokens", type=_positive, default=DEFAULT_STEP_TOKENS, metavar="N", help="tokens per step")
+    more.add_argument("--check", action="store_true", help="check all indexes of the cache after steps that end idle")
+    more.add_argument(
+        "--fault",
+        type=_fault,
+        default=0,
+        metavar="evict[:N]",
+        help="let the first N (default: all) evictions that the limit orders raise, on all ranks",
+    )
+
+
+def _read_settings(options: argparse.Namespace) -> Settings:
+    environ = dict(os.environ)
+    if options.instance is not None:
+        environ[INSTANCE_NAME_VARIABLE] = options.instance
+    if options.ledger_dir is not None:
+        environ[LEDGER_DIR_VARIABLE] = options.ledger_dir
+    return read_settings("rig", environ)
+
+
+def _configure(options: argparse.Namespace, settings: Settings) -> RigConfig:
+    block_tokens = CHAT_BLOCK_TOKENS if options.trace is None else TRACE_BLOCK_TOKENS
+    capacity = options.capacity_tokens
+    if capacity is None:
+        capacity = _CHAT_CAPACITY_TOKENS if options.trace is None else _TRACE_CAPACITY_TOKENS
+    if capacity < block_tokens:
+        message = f"--capacity-tokens {capacity} is less than one block of {block_tokens} tokens"
+        raise _UsageError(message)
+    config = RigConfig(
+        settings=settings,
+        tp_size=options.tp,
+        pp_size=options.pp,
+        block_tokens=block_tokens,
+        capacity_tokens=capacity,
+        chunk_tokens=options.chunk_tokens or CHUNK_BLOCKS * block_tokens,
+        step_tokens=options.step_tokens,
+        speed=options.speed,
+        linger_s=options.linger,
+        check=options.check,
+        timeline=options.timeline is not None,
+        fault_evictions=options.fault,
+    )
+    if len(config.gpu_ids) != config.world_size:
+        message = f"KVCACHED_GPU_IDS names {len(config.gpu_ids)} members for {config.world_size} ranks"
+        raise _UsageError(message)
+    return config
+
+
+def _load(options: argparse.Namespace) -> list[Arrival]:
+    if options.trace is not None:
+        return read_trace(options.trace)
+    requests = DEFAULT_REQUESTS if options.requests is None else options.requests
+    return generate_chats(requests, options.seed)
+
+
+def _check_writable(*paths: Path | None) -> None:
+    """Open what will be written at the end, so that a run is not lost to a mistyped path."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            path.open("a", encoding="utf-8").close()
+        except OSError as error:
+            message = f"cannot write {path}: {error.strerror}"
+            raise _UsageError(message) from error
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _factor(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _fault(text: str) -> int | None:
+    kind, _, count = text.partition(":")
+    if kind != "evict":
+        raise ValueError
+    return _positive(count) if count else None
+
+
+for _converter, _name in (
+    (_positive, "positive integer"),
+    (_count, "count"),
+    (_factor, "positive number"),
+    (_seconds, "number of seconds"),
+    (_fault, "fault"),
+):
+    _converter.__name__ = _name  # argparse puts it into "invalid ... value"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Build libkvledger.so with the system's C compiler and generate its cffi declarations from the public header.
+
+The library has a plain C ABI and the declarations are used in cffi's out-of-line ABI mode, so the wheel fits every
+CPython and PyPy of its platform: its tag is ``py3-none-<platform>``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from setuptools import Command, Distribution, setup
+from setuptools.command.build import build
+from setuptools.errors import CompileError, PlatformError
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NATIVE = Path("native")
+SOURCES = [NATIVE / name for name in ("file.c", "guard.c", "slot.c", "bell.c", "audit.c")]
+HEADERS = [NATIVE / name for name in ("kvledger.h", "layout.h", "handle.h", "kvledger.map")]
+LIBRARY = "kvcached/libkvledger.so"
+DECLARATIONS = "kvcached/_declarations.py"
+WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Werror"]
+
+
+def find_compiler() -> str:
+    """Return the C compiler: ``$CC``, else cc, gcc or clang."""
+    wanted = os.environ.get("CC")
+    for candidate in [wanted] if wanted else ["cc", "gcc", "clang"]:
+        if candidate and shutil.which(candidate.split()[0]):
+            return candidate
+    message = (
+        f"no C compiler found (looked for {wanted or 'cc, gcc, clang'}): kvcached builds a small C library; "
+        "install gcc (Debian: apt-get install gcc libc6-dev) or set CC"
+    )
+    raise PlatformError(message)
+
+
+def run_compiler(arguments: Sequence[str]) -> str:
+    """Run the compiler and return what it printed."""
+    command = [*find_compiler().split(), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if result.returncode != 0:
+        message = f"{' '.join(command)}\n{result.stderr}"
+        raise CompileError(message)
+    return result.stdout
+
+
+def compile_library(target: Path) -> None:
+    """Compile and link the shared library."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    version_script = f"-Wl,--version-script={NATIVE / 'kvledger.map'},-z,defs,-z,relro,-z,now"
+    flags = ["-std=c11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-fno-plt", *WARNINGS, version_script]
+    run_compiler([*flags, "-o", str(target), *map(str, SOURCES)])
+
+
+def generate_declarations(target: Path) -> None:
+    """Let the preprocessor reduce the header to declarations and cffi compile them into a module."""
+    from cffi import FFI  # noqa: PLC0415 - a build dependency: metadata commands must work without it
+
+    declarations = run_compiler(["-E", "-P", "-DKVL_DECLARATIONS_ONLY", str(NATIVE / "kvledger.h")])
+    builder = FFI()
+    builder.cdef(declarations)
+    builder.set_source("kvcached._declarations", None)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    builder.emit_python_code(str(target))
+
+
+class BuildNative(Command):
+    """A step of ``build`` after setuptools' protocol for sub-commands, so that editable installs work as well."""
+
+    description = "build libkvledger.so and its cffi declarations"
+    user_options: list[tuple[str, str | None, str]] = []  # noqa: RUF012 - setuptools' own shape
+    editable_mode = False
+
+    def initialize_options(self) -> None:
+        """Start without a build directory."""
+        self.build_lib: str | None = None
+
+    def finalize_options(self) -> None:
+        """Share the build directory of the other steps."""
+        self.set_undefined_options("build_py", ("build_lib", "build_lib"))
+
+    def run(self) -> None:
+        """Build both files where the package will be read from."""
+        root = Path() if self.editable_mode else Path(self.build_lib or "build/lib")
+        compile_library(root / LIBRARY)
+        generate_declarations(root / DECLARATIONS)
+
+    def get_source_files(self) -> list[str]:
+        """List what the source distribution has to carry."""
+        return [str(path) for path in SOURCES + HEADERS]
+
+    def get_outputs(self) -> list[str]:
+        """List what this step makes."""
+        root = Path() if self.editable_mode else Path(self.build_lib or "build/lib")
+        return [str(root / LIBRARY), str(root / DECLARATIONS)]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """Map nothing: in editable mode the files are made in the source tree itself."""
+        return {}
+
+
+class Build(build):
+    """The standard build with the native step."""
+
+    sub_commands = [*build.sub_commands, ("build_native", None)]  # noqa: RUF012 - setuptools' own shape
+
+
+class PlatformWheel(bdist_wheel):  # type: ignore[misc, valid-type]
+    """A wheel for one platform and any Python 3."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the tag of a wheel that holds a plain shared library."""
+        platform: str = super().get_tag()[2]
+        return "py3", "none", platform
+
+
+class NativeDistribution(Distribution):
+    """A distribution that is not pure Python."""
+
+    def has_ext_modules(self) -> bool:
+        """Return True: the wheel holds compiled code."""
+        return True
+
+
+COMMANDS: dict[str, Any] = {"build": Build, "build_native": BuildNative, "bdist_wheel": PlatformWheel}
+
+if __name__ == "__main__":
+    setup(cmdclass=COMMANDS, distclass=NativeDistribution)
