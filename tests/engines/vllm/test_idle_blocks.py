@@ -1,0 +1,200 @@
+"""The count of idle blocks against vLLM's real BlockPool, without an engine."""
+
+from __future__ import annotations
+
+import collections
+import random
+from typing import Any
+
+import pytest
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
+
+from kvcached.engines.vllm.idle_blocks import IdleBlocks
+
+BLOCKS = 200
+OPERATIONS = 20_000
+
+
+def scan(pool: Any) -> list[Any]:
+    """Walk the free queue and check that it is one: every free block in it once, no used one, links both ways."""
+    queue = pool.free_block_queue
+    blocks = []
+    previous, block = queue.fake_free_list_head, queue.fake_free_list_head.next_free_block
+    while block is not queue.fake_free_list_tail:
+        assert block.prev_free_block is previous
+        assert block.ref_cnt == 0
+        assert not block.is_null
+        blocks.append(block)
+        previous, block = block, block.next_free_block
+    assert queue.fake_free_list_tail.prev_free_block is previous
+    assert len(blocks) == queue.num_free_blocks == len({block.block_id for block in blocks})
+    free = {block.block_id for block in pool.blocks if block.ref_cnt == 0 and not block.is_null}
+    assert free == {block.block_id for block in blocks}
+    return blocks
+
+
+def idle(pool: Any) -> list[int]:
+    """Return the ids of the idle cached blocks in the order in which vLLM would evict them."""
+    return [block.block_id for block in scan(pool) if block.block_hash is not None]
+
+
+class Traffic:
+    """What a scheduler does with a pool, at random: requests come, hit, grow, share and go."""
+
+    def __init__(self, pool: Any, groups: int, seed: int) -> None:
+        self.pool = pool
+        self.groups = groups
+        self.random = random.Random(seed)
+        self.requests: list[list[Any]] = []
+
+    def hash(self) -> Any:
+        """Return one of a few hashes, so that duplicates and hits are common."""
+        key = self.random.randrange(BLOCKS * 2).to_bytes(8, "big")
+        return make_block_hash_with_group_id(BlockHash(key), self.random.randrange(self.groups))
+
+    def allocate(self) -> None:
+        """Start a request: some blocks hit the cache, some are new; most of the new ones get a hash."""
+        hits = []
+        for _ in range(self.random.randrange(6)):
+            block = self.pool.cached_block_hash_to_block.get_one_block(self.hash())
+            if block is not None:
+                self.pool.touch([block])
+                hits.append(block)
+        count = min(self.random.randrange(12), self.pool.get_num_free_blocks())
+        blocks = self.pool.get_new_blocks(count)
+        for block in blocks:
+            if self.random.random() < 0.8:
+                self.pool._insert_block_hash(self.hash(), block, num_tokens=16)
+        if hits or blocks:
+            self.requests.append(hits + blocks)
+
+    def free(self) -> None:
+        """End a request: its blocks go back, tail first."""
+        if self.requests:
+            request = self.requests.pop(self.random.randrange(len(self.requests)))
+            self.pool.free_blocks(reversed(request))
+
+    def promote(self) -> None:
+        """Give a used block another hash, as a partial block that becomes full gets one."""
+        used = [block for request in self.requests for block in request]
+        if used:
+            block = self.random.choice(used)
+            self.pool._remove_cached_block_hashes(block)
+            self.pool._insert_block_hash(self.hash(), block, num_tokens=16)
+
+    def fail_load(self) -> None:
+        """Drop the hashes of any blocks, used or idle, as after a KV connector's failed load."""
+        self.pool.evict_blocks({self.random.randrange(1, BLOCKS) for _ in range(self.random.randrange(4))})
+
+    def unpin(self) -> None:
+        """End a request whose blocks stay readable until reused (since vLLM 0.30)."""
+        if self.requests and hasattr(self.pool, "unpin_blocks"):
+            request = self.requests.pop(self.random.randrange(len(self.requests)))
+            self.pool.unpin_blocks(request, on_reuse=id)
+
+    def reset(self) -> None:
+        """Reset the prefix cache; vLLM refuses while blocks are in use."""
+        self.pool.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("holes", [False, True], ids=["regular", "holes"])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_count_equals_a_full_scan_after_every_random_operation(groups: int, seed: int, *, holes: bool) -> None:
+    """After each of 20,000 random operations the count is exact, and evictions take the oldest blocks, only idle ones."""
+    print(f"seed {seed}")
+    pool = BlockPool(BLOCKS, True, 16, enable_kv_cache_events=True)
+    counter = IdleBlocks(pool)
+    traffic = Traffic(pool, groups, seed)
+    operations = [traffic.allocate] * 8 + [traffic.free] * 7 + [traffic.promote]
+    if holes:
+        operations += [traffic.fail_load, traffic.unpin]
+    for _ in range(OPERATIONS):
+        draw = traffic.random.random()
+        if draw < 0.1:
+            before = idle(pool)
+            wanted = traffic.random.choice([0, 1, 2, 10, BLOCKS])
+            pool.take_events()
+            assert counter.evict(wanted) == min(wanted, len(before))
+            assert idle(pool) == before[wanted:]
+        elif draw < 0.101:
+            while traffic.requests:
+                traffic.free()
+            traffic.reset()
+        else:
+            traffic.random.choice(operations)()
+        assert counter.count == len(idle(pool))
+        assert counter.used == BLOCKS - 1 - len(scan(pool))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_the_free_queue_keeps_uncached_blocks_in_front_of_cached_ones(groups: int) -> None:
+    """Without failed loads no eviction of ours leaves an uncached block behind a cached one."""
+    pool = BlockPool(BLOCKS, True, 16)
+    counter = IdleBlocks(pool)
+    traffic = Traffic(pool, groups, seed=3)
+    for _ in range(2_000):
+        traffic.random.choice([traffic.allocate, traffic.free])()
+        counter.evict(traffic.random.randrange(4))
+        cached = [block.block_hash is not None for block in scan(pool)]
+        assert cached == sorted(cached)
+
+
+def test_an_eviction_emits_the_events_of_vllms_own_eviction() -> None:
+    """The removal events of our eviction equal, item for item, those of vLLM's own eviction of the same blocks."""
+    events = []
+    for evict in (lambda pool: IdleBlocks(pool).evict(20), lambda pool: pool.get_new_blocks(20)):
+        pool = BlockPool(21, True, 16, enable_kv_cache_events=True)
+        traffic = Traffic(pool, groups=2, seed=4)
+        blocks = pool.get_new_blocks(20)
+        for block in blocks:
+            pool._insert_block_hash(traffic.hash(), block, num_tokens=16)
+        pool.free_blocks(reversed(blocks))
+        pool.take_events()
+        evict(pool)
+        events.append(pool.take_events())
+    assert events[0] == events[1]
+    assert len(events[0]) == 20
+
+
+def test_an_evicted_block_can_be_cached_again_and_its_old_hash_misses() -> None:
+    """A victim loses its identity everywhere: no hash, no entry in the map, and another prefix can take the block."""
+    pool = BlockPool(10, True, 16)
+    counter = IdleBlocks(pool)
+    first, second = (make_block_hash_with_group_id(BlockHash(key), 0) for key in (b"first", b"second"))
+    (block,) = pool.get_new_blocks(1)
+    pool._insert_block_hash(first, block, num_tokens=16)
+    pool.free_blocks([block])
+    assert counter.evict(1) == 1
+    assert block.block_hash is None
+    assert pool.cached_block_hash_to_block.get_one_block(first) is None
+    (again,) = (each for each in pool.get_new_blocks(9) if each is block)
+    pool._insert_block_hash(second, again, num_tokens=16)
+    assert pool.cached_block_hash_to_block.get_one_block(first) is None
+    assert pool.cached_block_hash_to_block.get_one_block(second) is block
+
+
+def test_a_raising_eviction_leaves_the_count_right() -> None:
+    """What the pool raises half-way comes through, and the count is exact afterwards."""
+    pool = BlockPool(BLOCKS, True, 16)
+    blocks = pool.get_new_blocks(50)
+    traffic = Traffic(pool, groups=1, seed=5)
+    for block in blocks:
+        pool._insert_block_hash(traffic.hash(), block, num_tokens=16)
+    pool.free_blocks(blocks)
+    calls = collections.Counter[str]()
+    stock = pool._maybe_evict_cached_block
+
+    def fail_at_the_fifth(block: Any) -> bool:
+        calls["evict"] += 1
+        if calls["evict"] == 5:
+            raise RuntimeError
+        return bool(stock(block))
+
+    pool._maybe_evict_cached_block = fail_at_the_fifth
+    counter = IdleBlocks(pool)
+    with pytest.raises(RuntimeError):
+        counter.evict(20)
+    assert counter.count == len(idle(pool)) == 46
+    assert counter.evict(100) == 46
