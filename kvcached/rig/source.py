@@ -35,6 +35,10 @@ class Message:
 class PublicationSource(Protocol):
     """The part of a subscription that an engine which idles by itself needs."""
 
+    @property
+    def registered(self) -> bool:
+        """Whether publishers can reach this engine now."""
+
     def start(self) -> None:
         """Begin to take publications."""
 
@@ -44,8 +48,8 @@ class PublicationSource(Protocol):
     def acknowledge(self, report: Report) -> None:
         """Tell publishers what holds now."""
 
-    def refresh(self, report_of: Callable[[], Report]) -> None:
-        """Tell publishers what holds now, if they were not told for a while."""
+    def refresh(self, report_of: Callable[[], Report], *, idle: bool = False) -> None:
+        """Tell publishers what holds now, if they were not told for a while or the engine goes to sleep."""
 
     def wait(self, deadline: float) -> bool:
         """Sleep until something is published or the monotonic clock shows ``deadline``."""
@@ -68,6 +72,8 @@ class Source:
         """Serve ``feed`` to ``scheduler``, then take publications for ``linger_s`` seconds more."""
         self.stop_requested = False
         """Set from a signal handler to end the run after the next step."""
+        self.on_registered: Callable[[], None] | None = None
+        """Called once, when publications are taken for the first time."""
         self._subscription = subscription
         self._feed = feed
         self._scheduler = scheduler
@@ -79,6 +85,7 @@ class Source:
     def next_message(self) -> Message:
         """Return what the next step has to work off, waiting for it if there is nothing to do at all."""
         while True:
+            self._announce()
             now = time.monotonic()
             items: list[Request | Update | Stop] = [*self._feed.take(now, self._scheduler.unfinished)]
             update = self._subscription.poll()
@@ -99,6 +106,12 @@ class Source:
         else:
             self._subscription.refresh(self._policy.report)
 
+    def _announce(self) -> None:
+        """Say that publications are taken, as soon as they are."""
+        if self.on_registered is not None and self._subscription.registered:
+            self.on_registered()
+            self.on_registered = None
+
     def _is_over(self, now: float, *, busy: bool) -> bool:
         """Tell whether the workload is done and the time to linger is up; nothing may be left half done."""
         if busy or not self._feed.exhausted:
@@ -111,7 +124,7 @@ class Source:
         """Sleep until a publication, the next arrival or the end of the run."""
         if not self._told_idle:
             self._told_idle = True
-            self._subscription.acknowledge(self._policy.report())
+            self._subscription.refresh(self._policy.report, idle=True)
         due = self._feed.next_due()
         wake_at = due if due is not None else self._end
         look_up = now + _LOOK_UP_S

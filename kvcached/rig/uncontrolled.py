@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 class NoSubscription:
     """Takes no publications and tells nobody anything."""
 
+    registered = True
+    """There is nothing to wait for."""
+
     def start(self) -> None:
         """Do nothing."""
 
@@ -24,7 +27,7 @@ class NoSubscription:
     def acknowledge(self, report: Report) -> None:
         """Do nothing."""
 
-    def refresh(self, report_of: Callable[[], Report]) -> None:
+    def refresh(self, report_of: Callable[[], Report], *, idle: bool = False) -> None:
         """Do nothing."""
 
     def wait(self, deadline: float) -> bool:

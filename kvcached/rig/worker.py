@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvcached.registration import InstanceNameTakenError
 from kvcached.rig.exchange import Exchange
 from kvcached.rig.feed import Feed
 from kvcached.rig.rank import Rank
 from kvcached.rig.source import PublicationSource, Source
 from kvcached.rig.uncontrolled import NoSubscription
-from kvcached.subscription import InstanceNameTaken, Subscription
+from kvcached.subscription import Subscription
 from kvcached.values import Identity
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run_worker(config: RigConfig, arrivals: Sequence[Arrival], rank: int, store:
             _lead(config, arrivals, worker, store, launcher)
         else:
             _follow(worker, Exchange(rank, config.world_size, store))
-    except InstanceNameTaken as error:
+    except InstanceNameTakenError as error:
         launcher.send(Refused(str(error)))
         return
     except RuntimeError as error:
@@ -96,15 +97,15 @@ def _lead(
     subscription = _subscribe(config)
     feed = Feed(arrivals, config.speed)
     source = Source(subscription, feed, worker.scheduler, worker.policy, config.linger_s)
+    source.on_registered = lambda: launcher.send(Ready())
     signal.signal(signal.SIGTERM, lambda _signal, _frame: setattr(source, "stop_requested", True))
     subscription.start()
     try:
-        subscription.acknowledge(worker.policy.report())
+        subscription.acknowledge(worker.policy.report())  # so that the startup limit shows before the first step
         exchange = Exchange(0, config.world_size, store)
         start_ns = time.monotonic_ns()
         exchange.send(start_ns)
         worker.start(start_ns)
-        launcher.send(Ready())
         feed.start(start_ns / 1e9)
         going_on = True
         while going_on:
