@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from kvcached.engines.sglang import targets, unsupported
 from kvcached.engines.sglang.cache import RadixPrefixCache, UnsupportedCacheError
 from kvcached.engines.sglang.doorbell import fit_doorbell
+from kvcached.engines.sglang.identity import identify
 from kvcached.engines.sglang.placement import name_members, read_placement
-from kvcached.engines.sglang.registration import identify
 from kvcached.engines.sglang.replica import ReplicaControl, Source, Startup
-from kvcached.subscription import InstanceNameTaken, Subscription
+from kvcached.registration import InstanceNameTakenError
+from kvcached.subscription import Subscription
 from kvcached.values import UNLIMITED, Update
 
 if TYPE_CHECKING:
@@ -168,6 +169,6 @@ class SchedulerHooks:
         )
         try:
             subscription.start()
-        except InstanceNameTaken as error:
+        except InstanceNameTakenError as error:
             unsupported.refuse_or_warn(settings, str(error))
         return Source(Startup(limit), subscription, doorbell)

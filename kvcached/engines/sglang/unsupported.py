@@ -10,9 +10,10 @@ import logging
 import multiprocessing
 from typing import TYPE_CHECKING, Any
 
+from kvcached.engines.sglang.identity import identify
 from kvcached.engines.sglang.placement import Placement, name_members
-from kvcached.engines.sglang.registration import identify
-from kvcached.subscription import InstanceNameTaken, Subscription
+from kvcached.registration import InstanceNameTakenError
+from kvcached.subscription import Subscription
 from kvcached.values import UNLIMITED, Outcome, Report, Update
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def report_placed(settings: Settings, reason: str, placement: Placement, device:
     members = name_members(placement, settings.gpu_ids, device)
     try:
         UngovernedSlot(settings, identity, members, reason).open()
-    except InstanceNameTaken as error:
+    except InstanceNameTakenError as error:
         _log.error("%s", error)
 
 
@@ -65,7 +66,7 @@ class UngovernedSlot:
         self._subscription = Subscription(identity, members, settings.ledger_dir, on_publication=self._refuse)
 
     def open(self) -> None:
-        """Register; raises ``InstanceNameTaken``."""
+        """Register; raises ``InstanceNameTakenError``."""
         self._subscription.start()
         self._refuse()
 

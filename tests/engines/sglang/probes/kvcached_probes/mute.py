@@ -1,0 +1,10 @@
+"""Takes the doorbell away from the plugin under test."""
+
+from __future__ import annotations
+
+
+def install() -> None:
+    """Let no scheduler have a doorbell."""
+    from kvcached.engines.sglang import hooks  # noqa: PLC0415 - only in processes that hold a scheduler
+
+    hooks.fit_doorbell = lambda _scheduler: None  # type: ignore[assignment]

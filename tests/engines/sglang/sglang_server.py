@@ -1,0 +1,256 @@
+"""Real SGLang servers on the CPU, driven over HTTP, and their prefix-cache limit, driven by the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+HERE = Path(__file__).parent
+INSTANCE = "under-test"
+START_TIMEOUT_S = 240
+STOP_TIMEOUT_S = 20
+
+OPTIONS = (
+    *("--skip-tokenizer-init", "--device", "cpu", "--attention-backend", "torch_native"),
+    *("--sampling-backend", "pytorch", "--disable-cuda-graph", "--dtype", "bfloat16", "--context-length", "4096"),
+    *("--max-total-tokens", "8192", "--mem-fraction-static", "0.3", "--grammar-backend", "none"),
+    *("--enable-metrics", "--host", "127.0.0.1"),
+)
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "SGLANG_NCCL_SO_PATH": "/nonexistent.so",  # no NCCL on a CPU: the ranks talk over gloo
+    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
+    "HF_HUB_OFFLINE": "1",
+    "KVCACHED_INSTANCE_NAME": INSTANCE,
+    "KVCACHED_MAX_CACHED_TOKENS": "-1",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said to one prompt."""
+
+    output_ids: tuple[int, ...]
+    cached_tokens: int
+    details: dict[str, int] | None
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """Return ``length`` token ids that differ from seed to seed from the first id on."""
+    return [4 + (seed * 7919 + position * 31 + seed * position) % 1000 for position in range(length)]
+
+
+def write_probe_entry_point(folder: Path) -> Path:
+    """Make the probes a plugin of SGLang for processes that have ``folder`` on their path; returns it."""
+    info = folder / "kvcached_probes-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvcached-probes\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nkvcached-probes = kvcached_probes:register\n")
+    return folder
+
+
+class Server:
+    """One launch of ``sglang.launch_server``; ``folder`` gets its log, its ledgers and what probes record."""
+
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        probe_path: Path,
+        options: Sequence[str] = (),
+        *,
+        environ: dict[str, str] | None = None,
+        probes: Iterable[str] = (),
+    ) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.ledger_dir = folder / "ledgers"
+        self.records_dir = folder / "records"
+        self.records_dir.mkdir()
+        self.log_path = folder / "server.log"
+        self.port = _free_port()
+        load = [] if any(model.glob("*.safetensors")) else ["--load-format", "dummy"]
+        self._command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), *load]
+        self._command += [*OPTIONS, "--port", str(self.port), *options]
+        path = [str(probe_path), str(HERE / "probes"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.environ = {
+            **os.environ,
+            **ENVIRONMENT,
+            "PYTHONPATH": os.pathsep.join(path),
+            "KVCACHED_LEDGER_DIR": str(self.ledger_dir),
+            "KVCACHED_PROBES": ",".join(probes),
+            "KVCACHED_PROBE_DIR": str(self.records_dir),
+            **(environ or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # the process
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start the server and wait until it is healthy."""
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=subprocess.STDOUT, env=self.environ, start_new_session=True
+            )
+        if wait:
+            self.wait_until_healthy()
+
+    def wait_until_healthy(self) -> None:
+        """Wait until the server answers, or raise with the end of its log."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self.exit_code() is not None:
+                break
+            try:
+                self.get("/health", timeout=5)
+            except (OSError, urllib.error.URLError):
+                time.sleep(0.3)
+            else:
+                return
+        message = f"the server did not come up (exit code {self.exit_code()}):\n{self.log()[-6000:]}"
+        raise AssertionError(message)
+
+    def exit_code(self) -> int | None:
+        """Return how the server ended, or None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def wait_for_exit(self, timeout_s: float) -> int | None:
+        """Return how the server ended, or None if it did not within ``timeout_s``."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self) -> None:
+        """End the server and every process that it started."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.terminate()
+            self.wait_for_exit(STOP_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def log(self) -> str:
+        """Return what the server printed so far."""
+        return self.log_path.read_text(errors="replace")
+
+    # HTTP
+
+    def get(self, path: str, timeout: float = 60) -> str:
+        """Return the body of a GET."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=timeout) as response:
+            return str(response.read().decode())
+
+    def post(self, path: str, body: object, timeout: float = 240) -> Any:  # noqa: ANN401 - JSON
+        """Return the JSON answer to a POST, or its text if it is none."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as response:  # noqa: S310 - this machine
+            text = response.read().decode()
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    def generate(self, ids: list[int], tokens: int = 8, **more: object) -> Answer:
+        """Return the greedy continuation of ``ids``."""
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        said = self.post("/generate", {"input_ids": ids, "sampling_params": sampling, **more})
+        meta = said["meta_info"]
+        return Answer(tuple(said["output_ids"]), meta["cached_tokens"], meta.get("cached_tokens_details"))
+
+    def generate_all(self, prompts: Sequence[list[int]], tokens: int = 8) -> list[Answer]:
+        """Return the continuations of all prompts, asked for at once."""
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda ids: self.generate(ids, tokens), prompts))
+
+    def metric(self, name: str) -> dict[str, float]:
+        """Return the samples of one metric by tensor-parallel rank."""
+        found = {}
+        for line in self.get("/metrics").splitlines():
+            if line.startswith(name + "{"):
+                rank = re.search(r'tp_rank="(\d+)"', line)
+                found[rank.group(1) if rank else ""] = float(line.rsplit(" ", 1)[1])
+        return found
+
+    # the limit
+
+    def control(self, *arguments: str, timeout: float = 90) -> Ran:
+        """Run ``python -m kvcached.control`` on this server's ledgers."""
+        command = [sys.executable, "-m", "kvcached.control", *arguments, "--ledger-dir", str(self.ledger_dir)]
+        began = time.monotonic()
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        return Ran(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - began)
+
+    def set_limit(self, limit: int | str, *arguments: str) -> Ran:
+        """Publish a limit; ``--wait`` and the like are ``arguments``."""
+        return self.control("set", str(limit), "--instance", INSTANCE, *arguments)
+
+    def apply_limit(self, limit: int | str) -> None:
+        """Publish a limit and wait until it holds."""
+        ran = self.set_limit(limit, "--wait", "30")
+        assert ran.code == 0, ran
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return what the replicas report, in their order."""
+        ran = self.control("status", "--json", "--instance", INSTANCE)
+        instances = json.loads(ran.out)["instances"]
+        assert len(instances) == 1, ran
+        return sorted(instances[0]["replicas"], key=lambda replica: int(replica["replica"]))
+
+    # what probes recorded
+
+    def records(self) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
+        """Return what the ``record`` probe wrote, by (replica, pipeline stage, tensor-parallel rank)."""
+        found = {}
+        for path in self.records_dir.glob("*.jsonl"):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            place = lines[0]
+            found[place["dp"], place["pp"], place["tp"]] = lines[1:]
+        return found
+
+
+def _free_port() -> int:
+    """Return a port that is free now; SGLang takes no port 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Any, timeout_s: float, what: str) -> None:  # noqa: ANN401 - a callable
+    """Wait until ``condition()`` holds, or fail saying ``what`` did not happen."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)

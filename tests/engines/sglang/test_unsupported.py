@@ -1,0 +1,71 @@
+"""Servers that the plugin cannot govern, must not govern, or is told wrong things about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_server import Server, prompt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Serve
+
+
+def test_a_missing_hook_target_leaves_a_server_that_serves_and_says_so(serve: Serve, plain_model: Path) -> None:
+    """Without one hook target nothing is hooked, requests are served, and publishers learn the reason at once."""
+    server = serve(plain_model, "--tp-size", "2", environ={"KVCACHED_MAX_CACHED_TOKENS": "0"}, probes=("missing",))
+    server.generate(prompt(1, 300))
+    assert server.generate(prompt(1, 300)).cached_tokens == 299
+    waited = server.set_limit(0, "--wait", "30")
+    assert waited.code == 7, waited
+    assert waited.seconds < 10
+    assert "release_kv_cache" in waited.out + waited.err
+    replica = server.status()[0]
+    assert (replica["outcome"], replica["applied"]["revision"]) == ("unsupported_engine", 0)
+    assert [member["gpu"] for member in replica["members"]] == ["cpu-0", "cpu-1"]
+    assert server.log().count("no usable") == 1
+    assert server.generate(prompt(1, 300)).cached_tokens == 299
+
+
+def test_a_strict_server_refuses_to_start_without_a_hook_target(
+    tmp_path: Path, plain_model: Path, probes: Path
+) -> None:
+    """With KVCACHED_STRICT=1 the launch ends with an error instead."""
+    server = Server(plain_model, tmp_path / "server", probes, environ={"KVCACHED_STRICT": "1"}, probes=("missing",))
+    server.start(wait=False)
+    try:
+        assert server.wait_for_exit(120) not in (None, 0)
+        assert "release_kv_cache" in server.log()
+        assert "KVCACHED_STRICT=1" in server.log()
+    finally:
+        server.stop()
+
+
+def test_a_startup_limit_that_is_no_number_stops_the_start(tmp_path: Path, plain_model: Path, probes: Path) -> None:
+    """The launch ends with a sentence about the variable, not with a server without limit."""
+    server = Server(plain_model, tmp_path / "server", probes, environ={"KVCACHED_MAX_CACHED_TOKENS": "16k"})
+    server.start(wait=False)
+    try:
+        assert server.wait_for_exit(120) not in (None, 0)
+        assert "KVCACHED_MAX_CACHED_TOKENS='16k' is not a number of tokens" in server.log()
+    finally:
+        server.stop()
+
+
+def test_a_disabled_plugin_does_nothing(serve: Serve, plain_model: Path) -> None:
+    """With KVCACHED_DISABLE=1 there is no slot, no file and no limit."""
+    server = serve(plain_model, environ={"KVCACHED_DISABLE": "1", "KVCACHED_MAX_CACHED_TOKENS": "0"})
+    server.generate(prompt(1, 300))
+    assert server.generate(prompt(1, 300)).cached_tokens == 299
+    assert server.set_limit(0).code == 3
+    assert not server.ledger_dir.exists()
+
+
+def test_the_startup_limit_holds_until_the_first_publication(serve: Serve, plain_model: Path) -> None:
+    """A server started with a limit of 0 retains nothing from its first request on."""
+    server = serve(plain_model, "--tp-size", "2", environ={"KVCACHED_MAX_CACHED_TOKENS": "0"})
+    server.generate(prompt(1, 300))
+    assert server.generate(prompt(1, 300)).cached_tokens == 0
+    replica = server.status()[0]
+    assert (replica["outcome"], replica["applied"]) == ("startup", {"revision": 0, "limit_tokens": 0})
