@@ -1,0 +1,118 @@
+"""What the rig reads and makes up: traces, generated chats, and the order in which they arrive."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvcached.rig.chats import CHAT_BLOCK_TOKENS, generate_chats
+from kvcached.rig.feed import IN_FLIGHT, Feed
+from kvcached.rig.request import Arrival, Request
+from kvcached.rig.trace import TraceError, read_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LINE = {"timestamp": 1500, "input_length": 1100, "output_length": 600, "hash_ids": [7, 8, 9]}
+
+
+def write_trace(tmp_path: Path, *lines: object) -> Path:
+    """Write a trace of ``lines`` and return its path."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def test_trace_gives_requests_in_blocks(tmp_path: Path) -> None:
+    """Full prompt blocks keep their hash ids; a partial one is not named by its own, as the answer fills it."""
+    (arrival,) = read_trace(write_trace(tmp_path, LINE))
+    assert arrival.at_ms == 1500
+    request = arrival.request
+    assert (request.prompt_tokens, request.output_tokens) == (1100, 600)
+    assert request.content[:2] == (7, 8)
+    assert len(request.content) == (1100 + 600) // 512
+    assert request.content[2] != 9
+
+
+def test_answers_of_two_requests_differ(tmp_path: Path) -> None:
+    """Two requests with equal prompts share the prompt's blocks and no block of their answers."""
+    first, second = (one.request.content for one in read_trace(write_trace(tmp_path, LINE, LINE)))
+    assert first[:2] == second[:2]
+    assert first[2] != second[2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", {"timestamp": 1}, {**LINE, "hash_ids": [1]}, {**LINE, "input_length": 0}, {**LINE, "hash_ids": "no"}],
+)
+def test_bad_line_is_named(tmp_path: Path, line: Any) -> None:  # noqa: ANN401 - any JSON
+    """A line that is no request is refused with file and line number."""
+    with pytest.raises(TraceError, match=r"trace\.jsonl, line 2: "):
+        read_trace(write_trace(tmp_path, LINE, line))
+
+
+def test_missing_trace_is_named(tmp_path: Path) -> None:
+    """A file that is not there is refused by name."""
+    with pytest.raises(TraceError, match=r"nothing\.jsonl"):
+        read_trace(tmp_path / "nothing.jsonl")
+
+
+def test_generated_load_depends_on_the_seed_alone() -> None:
+    """Another process with another hash seed generates the same load."""
+    code = "from kvcached.rig.chats import generate_chats; print(hash(tuple(generate_chats(200, 5))))"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert outputs == {f"{hash(tuple(generate_chats(200, 5)))}\n"}
+    assert generate_chats(200, 5) != generate_chats(200, 6)
+
+
+def test_generated_chats_grow_and_share_system_prompts() -> None:
+    """Most prompt blocks were seen before, in an earlier turn or in a shared system prompt."""
+    seen: set[tuple[int, ...]] = set()
+    blocks = hits = 0
+    for arrival in generate_chats(500, 1):
+        request = arrival.request
+        assert len(request.content) == request.total_tokens // CHAT_BLOCK_TOKENS
+        for length in range(1, request.prompt_tokens // CHAT_BLOCK_TOKENS + 1, 8):
+            blocks += 1
+            hits += request.content[:length] in seen
+        seen.update(request.content[:length] for length in range(1, len(request.content) + 1))
+    assert hits / blocks > 0.7
+
+
+def arrivals(*times_ms: float) -> list[Arrival]:
+    """Return arrivals at ``times_ms``, numbered in order."""
+    return [Arrival(at_ms, Request(index, 10, 1, ())) for index, at_ms in enumerate(times_ms)]
+
+
+def test_feed_follows_time_stamps() -> None:
+    """With a speed, requests arrive when their time stamps divided by it have passed, however many are in work."""
+    feed = Feed(arrivals(0, 1000, 2000), speed=10)
+    feed.start(50.0)
+    assert [one.index for one in feed.take(50.0, 10_000)] == [0]
+    assert feed.take(50.05, 0) == []
+    assert feed.next_due() == pytest.approx(50.1)
+    assert [one.index for one in feed.take(50.2, 0)] == [1, 2]
+    assert feed.exhausted
+    assert feed.next_due() is None
+
+
+def test_feed_without_speed_keeps_the_engine_busy() -> None:
+    """Without a speed, requests arrive as others finish, whatever their time stamps."""
+    feed = Feed(arrivals(*range(0, 1_000_000, 1000)), speed=None)
+    feed.start(0.0)
+    assert len(feed.take(0.0, 0)) == IN_FLIGHT
+    assert len(feed.take(0.0, IN_FLIGHT)) == 0
+    assert len(feed.take(0.0, IN_FLIGHT - 3)) == 3
