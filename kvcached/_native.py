@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-LIBRARY_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libkvledger.so")  # noqa: PTH100, PTH118, PTH120 - pathlib costs the command line milliseconds
+LIBRARY_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libkvledger.so")
 
 PUBLISHED = 0
 """The doorbell that publishers ring."""
@@ -98,7 +98,7 @@ class _Library:
 
     def __init__(self) -> None:
         try:
-            from kvcached._declarations import ffi  # noqa: PLC0415 - loaded on first use, so that `doctor` can report it
+            from kvcached._declarations import ffi  # noqa: PLC0415 - on first use, so that `doctor` can report it
         except ImportError as error:
             message = f"kvcached was not built ({error}); install it with pip, which compiles the native library"
             raise NativeLibraryError(message) from error
@@ -206,11 +206,11 @@ class Handle:
     def live_slots(self) -> list[tuple[int, Slot]]:
         """Return the live slots with their indices."""
         raw = self._ffi.new("struct kvl_slot *")
-        slots = []
-        for index in range(self._lib.KVL_SLOTS):
-            if self._lib.kvl_read_slot(self._ledger, index, raw) == 1:
-                slots.append((index, self._slot_of(raw)))
-        return slots
+        return [
+            (index, self._slot_of(raw))
+            for index in range(self._lib.KVL_SLOTS)
+            if self._lib.kvl_read_slot(self._ledger, index, raw) == 1
+        ]
 
     def read_slot(self, index: int) -> Slot | None:
         """Return one slot, or None if nobody owns it."""
@@ -387,4 +387,3 @@ def _check(code: int, subject: str) -> int:
 def _cut(text: str, capacity: int) -> bytes:
     """Encode ``text`` for a field of ``capacity`` bytes with its end mark, without leaving half a character."""
     return text.encode()[: capacity - 1].decode(errors="ignore").encode()
-

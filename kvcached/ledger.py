@@ -71,6 +71,7 @@ class LedgerDirectory:
             path: The directory.
             writable: Whether ledgers will be written; then the directory's owner and mode must be trustworthy.
             create: Whether to make it, with mode 0700, if it does not exist.
+
         """
         self.path = path
         self.writable = writable
@@ -248,6 +249,6 @@ def describe(uid: int, mode: int) -> str:
 
 def _make_directory(path: str) -> None:
     try:
-        os.mkdir(path, 0o700)  # noqa: PTH102 - pathlib costs the command line milliseconds
+        os.mkdir(path, 0o700)
     except FileExistsError:
         return

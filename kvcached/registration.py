@@ -84,6 +84,7 @@ def register(identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desire
     Raises:
         InstanceNameTakenError: a live engine has this name and replica.
         RegistrationError: the directory, a file in it or a full table stands in the way.
+
     """
     gpus = sorted({check_gpu_id(gpu) for gpu in gpu_ids}, key=os.fsencode)
     try:
@@ -99,11 +100,13 @@ def register(identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desire
 
 def _may_create(ledger_dir: str) -> bool:
     """Return whether a missing directory is made: not below a missing parent, which may be a mount to come."""
-    parent = os.path.dirname(ledger_dir)  # noqa: PTH120 - settings hold plain strings
-    return ledger_dir == default_ledger_dir() or os.path.isdir(parent)  # noqa: PTH112 - as above
+    parent = os.path.dirname(ledger_dir)
+    return ledger_dir == default_ledger_dir() or os.path.isdir(parent)
 
 
-def _register_locked(identity: Identity, gpus: Sequence[str], directory: LedgerDirectory, desired: Update) -> Registration:
+def _register_locked(
+    identity: Identity, gpus: Sequence[str], directory: LedgerDirectory, desired: Update
+) -> Registration:
     directory.sweep()
     _check_name_is_free(identity, directory)
     for gpu in gpus:

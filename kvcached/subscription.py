@@ -1,4 +1,4 @@
-"""The engine's side of the ledger: register, poll (hot), acknowledge, and stay registered whatever happens to the files.
+"""The engine's side of the ledger: register, poll (hot), acknowledge, and stay registered.
 
 One :class:`Subscription` per replica, held by the process that decides for it (rank 0). It knows no engine: the engine
 calls ``poll`` at each scheduler step and ``acknowledge`` after it settled an update. Trouble with the ledger never
@@ -58,6 +58,7 @@ class Subscription:
             ledger_dir: The ledger directory.
             on_publication: Called on the watcher's thread when something unsettled stands in the ledger, to wake an
                 engine that idles. None for an engine that sleeps in :meth:`wait`.
+
         """
         self._identity = identity
         self._gpu_ids = tuple(gpu_ids)
@@ -151,7 +152,7 @@ class Subscription:
         while True:
             registration = self._registration
             if registration is None:
-                if not self._registered.wait(max(0.0, deadline - time.monotonic())):
+                if not self._registered.wait(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)):
                     return False
                 continue
             seen = registration.last_handle.bell(_native.PUBLISHED)  # before looking for what it announces

@@ -218,23 +218,39 @@ static int check_stamp(int fd, struct kvl_file *file)
     return header.layout == KVL_LAYOUT && header.file_bytes == KVL_FILE_BYTES ? 0 : KVL_E_LAYOUT;
 }
 
-static int map_file(int fd, int writable, kvl_ledger **out)
+/* A mapping keeps the open file description alive that it was made from, and with it all locks of that description:
+ * in a forked child, too. So the mapping gets a description of its own, and the locks stay with `fd` alone. */
+static void *map_apart(int directory_fd, const char *name, int flags, const struct kvl_file *file)
+{
+    int fd = openat(directory_fd, name, flags);
+    if (fd < 0) {
+        return MAP_FAILED;
+    }
+    int protection = (flags & O_ACCMODE) == O_RDWR ? PROT_READ | PROT_WRITE : PROT_READ;
+    struct stat status;
+    void *base = MAP_FAILED;
+    if (fstat(fd, &status) == 0) {
+        if ((uint64_t)status.st_ino == file->inode && (uint64_t)status.st_dev == file->device) {
+            base = mmap(NULL, KVL_FILE_BYTES, protection, MAP_SHARED, fd, 0);
+        } else {
+            errno = ESTALE; /* replaced between the two opens */
+        }
+    }
+    int error = errno;
+    close(fd);
+    errno = error;
+    return base;
+}
+
+static int make_handle(int fd, void *base, kvl_ledger **out)
 {
     kvl_ledger *ledger = calloc(1, sizeof *ledger);
     if (ledger == NULL) {
         return -ENOMEM;
     }
-    int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
-    void *base = mmap(NULL, KVL_FILE_BYTES, protection, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED) {
-        int error = errno;
-        free(ledger);
-        return -error;
-    }
     ledger->guard = kvl_guard_add(base);
     if (ledger->guard < 0) {
         int error = ledger->guard;
-        munmap(base, KVL_FILE_BYTES);
         free(ledger);
         return error;
     }
@@ -265,10 +281,15 @@ static int open_checked(int directory_fd, const char *name, int writable, struct
     if (result == 0) {
         result = check_stamp(fd, file);
     }
+    void *base = MAP_FAILED;
     if (result == 0) {
-        result = map_file(fd, writable, out);
+        base = map_apart(directory_fd, name, flags, file);
+        result = base == MAP_FAILED ? -errno : make_handle(fd, base, out);
     }
     if (result != 0) {
+        if (base != MAP_FAILED) {
+            munmap(base, KVL_FILE_BYTES);
+        }
         close(fd);
     }
     return result;

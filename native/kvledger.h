@@ -20,7 +20,7 @@
  *   drops that lock when the owner ends, however it ends, so no pid is ever trusted and nothing needs a clean-up.
  *   Publishers hold a shared lock on the slot's second byte during kvl_raise, and kvl_register takes only slots of
  *   which it can lock both bytes: a slot cannot change its owner under a publisher's compare-and-swap.
- *   Locks are those of the handle: they end with kvl_close, and a forked child holds none (its copies are closed by
+ *   Locks are those of the handle: they end with kvl_release, and a forked child holds none (its copies are closed by
  *   a pthread_atfork handler; fork by a raw system call is not covered). Files are never truncated, resized or removed.
  *
  * ORDERING AND THREADS

@@ -1,0 +1,13 @@
+"""Exit codes of the command line; users' scripts rely on them."""
+
+OK = 0
+PROBLEM = 1
+USAGE = 2
+UNAVAILABLE = 3
+PARTIAL = 4
+SUPERSEDED = 5
+TIMED_OUT = 6
+REJECTED = 7
+INTERRUPTED = 130
+
+OF_STATUS = {"accepted": OK, "unavailable": UNAVAILABLE, "partial": PARTIAL, "superseded": SUPERSEDED}

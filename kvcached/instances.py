@@ -1,0 +1,220 @@
+"""Who is alive in a ledger directory: members grouped to replicas, replicas to instances, and their state for users."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvcached.ledger import LedgerDirectory
+from kvcached.settings import choose_ledger_dir
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from kvcached._native import Slot
+    from kvcached.ledger import Ledger
+    from kvcached.values import Outcome, Update
+
+
+@dataclass(frozen=True)
+class Member:
+    """One live slot and where it stands."""
+
+    ledger: Ledger
+    index: int
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Replica:
+    """The live members of one registration, in byte order of their GPU ids, which is the order of publication."""
+
+    members: tuple[Member, ...]
+
+    @property
+    def slot(self) -> Slot:
+        """The first member's slot: identity and report are the same in all of them."""
+        return self.members[0].slot
+
+    @property
+    def missing(self) -> list[int]:
+        """The indices of members that have no live slot here."""
+        present = {member.slot.member for member in self.members}
+        return [index for index in range(self.slot.members) if index not in present]
+
+
+def find_replicas(ledgers: Iterable[Ledger], instance_name: str | None = None) -> list[Replica]:
+    """Return the live replicas, of one instance or of all, ordered by name and replica index."""
+    groups: dict[tuple[str, int, int], list[Member]] = {}
+    for ledger in ledgers:
+        for index, slot in ledger.handle.live_slots():
+            if instance_name is None or slot.identity.instance_name == instance_name:
+                key = (slot.identity.instance_name, slot.identity.replica, slot.incarnation)
+                groups.setdefault(key, []).append(Member(ledger, index, slot))
+    return [
+        Replica(tuple(sorted(members, key=lambda member: os.fsencode(member.ledger.gpu))))
+        for _, members in sorted(groups.items(), key=lambda item: item[0])
+    ]
+
+
+def find_conflict(replicas: Sequence[Replica]) -> str | None:
+    """Return a sentence if two live engines claim to be the same replica of the same instance."""
+    for one, other in pairwise(replicas):
+        left, right = one.slot.identity, other.slot.identity
+        if (left.instance_name, left.replica) == (right.instance_name, right.replica):
+            return (
+                f"two live engines call themselves {left.instance_name!r} (replica {left.replica}): "
+                f"pid {one.slot.pid} and pid {other.slot.pid}; stop one of them or rename it"
+            )
+    return None
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """What stands in one member's slot: the *desired* pair. The limit is in tokens."""
+
+    gpu: str
+    revision: int
+    limit_tokens: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"gpu": self.gpu, "revision": self.revision, "limit_tokens": self.limit_tokens}
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One replica as the ledger shows it. All sizes are tokens, ages are seconds.
+
+    ``applied`` is the pair in force; ``settled_revision`` the newest one applied or rejected; ``split`` tells that the
+    members do not all carry the same pair, or that some are missing; ``report_age_s`` is None before the first report.
+    """
+
+    replica: int
+    tp_size: int
+    pp_size: int
+    startup_limit_tokens: int
+    block_tokens: int
+    applied: Update
+    settled_revision: int
+    outcome: Outcome
+    reason: str
+    idle_tokens: int
+    active_tokens: int
+    capacity_tokens: int
+    evicted_tokens: int
+    eviction_errors: int
+    split: bool
+    members: tuple[MemberStatus, ...]
+    missing_members: tuple[int, ...]
+    report_age_s: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "replica": self.replica,
+            "tp_size": self.tp_size,
+            "pp_size": self.pp_size,
+            "startup_limit_tokens": self.startup_limit_tokens,
+            "block_tokens": self.block_tokens,
+            "applied": {"revision": self.applied.revision, "limit_tokens": self.applied.limit_tokens},
+            "settled_revision": self.settled_revision,
+            "outcome": self.outcome.value,
+            "reason": self.reason,
+            "idle_tokens": self.idle_tokens,
+            "active_tokens": self.active_tokens,
+            "capacity_tokens": self.capacity_tokens,
+            "evicted_tokens": self.evicted_tokens,
+            "eviction_errors": self.eviction_errors,
+            "split": self.split,
+            "members": [member.to_dict() for member in self.members],
+            "missing_members": list(self.missing_members),
+            "report_age_s": self.report_age_s,
+        }
+
+
+@dataclass(frozen=True)
+class InstanceStatus:
+    """One live instance: its name, what serves it, and its replicas."""
+
+    name: str
+    engine: str
+    engine_version: str
+    pid: int
+    replicas: tuple[ReplicaStatus, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "name": self.name,
+            "engine": self.engine,
+            "engine_version": self.engine_version,
+            "pid": self.pid,
+            "replicas": [replica.to_dict() for replica in self.replicas],
+        }
+
+
+def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[InstanceStatus, ...]:
+    """Read the state of all live instances of a ledger directory, and change nothing.
+
+    May be called from any thread of any process that may read the directory. Files that cannot be used are passed over.
+
+    Raises:
+        LedgerDirectoryError: the directory does not exist or cannot be used.
+        ValueError: a malformed directory.
+
+    """
+    with LedgerDirectory(choose_ledger_dir(ledger_dir), writable=False) as directory:
+        return statuses_of(find_replicas(directory.open_all()))
+
+
+def statuses_of(replicas: Sequence[Replica]) -> tuple[InstanceStatus, ...]:
+    """Return the user's view of replicas that :func:`find_replicas` returned."""
+    now_ns = time.time_ns()
+    by_name: dict[str, list[Replica]] = {}
+    for replica in replicas:
+        by_name.setdefault(replica.slot.identity.instance_name, []).append(replica)
+    return tuple(
+        InstanceStatus(
+            name=name,
+            engine=group[0].slot.identity.engine,
+            engine_version=group[0].slot.identity.engine_version,
+            pid=group[0].slot.pid,
+            replicas=tuple(replica_status(replica, now_ns) for replica in group),
+        )
+        for name, group in by_name.items()
+    )
+
+
+def replica_status(replica: Replica, now_ns: int) -> ReplicaStatus:
+    """Return the user's view of one replica."""
+    slot = replica.slot
+    identity, report = slot.identity, slot.report
+    desired = {member.slot.desired for member in replica.members}
+    return ReplicaStatus(
+        replica=identity.replica,
+        tp_size=identity.tp_size,
+        pp_size=identity.pp_size,
+        startup_limit_tokens=identity.startup_limit_tokens,
+        block_tokens=identity.block_tokens,
+        applied=report.applied,
+        settled_revision=report.settled_revision,
+        outcome=report.outcome,
+        reason=report.reason,
+        idle_tokens=report.idle_tokens,
+        active_tokens=report.active_tokens,
+        capacity_tokens=report.capacity_tokens,
+        evicted_tokens=report.evicted_tokens,
+        eviction_errors=report.eviction_errors,
+        split=len(desired) > 1 or bool(replica.missing),
+        members=tuple(
+            MemberStatus(member.ledger.gpu, member.slot.desired.revision, member.slot.desired.limit_tokens)
+            for member in replica.members
+        ),
+        missing_members=tuple(replica.missing),
+        report_age_s=(now_ns - slot.reported_ns) / 1e9 if slot.reported_ns else None,
+    )
