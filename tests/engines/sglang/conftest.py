@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the suite's own helpers; pytest adds no path in importlib mode
-
 from sglang_model import write_model
 from sglang_server import Server, write_probe_entry_point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     Serve = Callable[..., Server]
     Say = Callable[[str], None]

@@ -18,8 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvcached.control import get_instances, set_prefix_cache_retention_limit
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from kvcached.control import PublicationResult
 
 HERE = Path(__file__).parent
 INSTANCE = "under-test"
@@ -213,20 +217,24 @@ class Server:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
         return Ran(ran.returncode, ran.stdout, ran.stderr, time.monotonic() - began)
 
-    def set_limit(self, limit: int | str, *arguments: str) -> Ran:
-        """Publish a limit; ``--wait`` and the like are ``arguments``."""
-        return self.control("set", str(limit), "--instance", INSTANCE, *arguments)
+    def publish(self, limit: int, wait: float | None = None) -> PublicationResult:
+        """Publish a limit as a program would."""
+        return set_prefix_cache_retention_limit(limit, instance_name=INSTANCE, ledger_dir=self.ledger_dir, wait=wait)
 
-    def apply_limit(self, limit: int | str) -> None:
+    def apply_limit(self, limit: int) -> None:
         """Publish a limit and wait until it holds."""
-        ran = self.set_limit(limit, "--wait", "30")
-        assert ran.code == 0, ran
+        result = self.publish(limit, wait=30)
+        assert result.accepted, result
+        assert result.applied, result
+
+    def set_limit(self, limit: int, *arguments: str) -> Ran:
+        """Publish a limit as an operator would; ``--wait`` and the like are ``arguments``."""
+        return self.control("set", str(limit), "--instance", INSTANCE, *arguments)
 
     def status(self) -> list[dict[str, Any]]:
         """Return what the replicas report, in their order."""
-        ran = self.control("status", "--json", "--instance", INSTANCE)
-        instances = json.loads(ran.out)["instances"]
-        assert len(instances) == 1, ran
+        instances = [each.to_dict() for each in get_instances(self.ledger_dir)]
+        assert [each["name"] for each in instances] == [INSTANCE], instances
         return sorted(instances[0]["replicas"], key=lambda replica: int(replica["replica"]))
 
     # what probes recorded

@@ -6,14 +6,11 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from sglang_server import INSTANCE, Server
-
-from kvcached.control import get_instances, set_prefix_cache_retention_limit
-
 if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Say, Serve
+    from sglang_server import Server
 
 
 def latencies_ms(server: Server, count: int) -> list[float]:
@@ -22,11 +19,8 @@ def latencies_ms(server: Server, count: int) -> list[float]:
     for index in range(count):
         time.sleep(0.2 + 0.037 * (index % 10))  # at any place of the one-second sleep
         began = time.monotonic()
-        result = set_prefix_cache_retention_limit(index, instance_name=INSTANCE, ledger_dir=server.ledger_dir, wait=10)
-        assert result.accepted
+        server.apply_limit(index)
         found.append((time.monotonic() - began) * 1000)
-        replica = get_instances(server.ledger_dir)[0].replicas[0]
-        assert (replica.applied.limit_tokens, replica.applied.revision) == (index, result.revision)
     return found
 
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from sglang_server import INSTANCE, Server, prompt
-
-from kvcached.control import set_prefix_cache_retention_limit
+from sglang_server import Server, prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,8 +60,7 @@ class Switcher:
         for limit in itertools.cycle(LIMITS):
             if self._stop.wait(PERIOD_S):
                 return
-            result = set_prefix_cache_retention_limit(limit, instance_name=INSTANCE, ledger_dir=self.server.ledger_dir)
-            self.published += result.accepted
+            self.published += self.server.publish(limit).accepted
 
 
 def stress(server: Server) -> Iterator[list[Answer]]:

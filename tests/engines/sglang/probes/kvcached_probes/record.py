@@ -20,6 +20,8 @@ class Recorder:
         """Begin with ``scheduler``."""
         self._log = Log(scheduler)
         self._tree = scheduler.tree_cache
+        if scheduler.enable_hierarchical_cache:
+            self._watch_transfers(self._tree)
 
     def next_iteration(self, *_: object) -> None:
         """Count an iteration; ranks of a replica run them in step."""
@@ -49,6 +51,19 @@ class Recorder:
                 tree=self._digest(),
             )
         return evicted
+
+    def _watch_transfers(self, tree: Any) -> None:  # noqa: ANN401 - SGLang's prefix cache
+        """Record how many tokens become idle when transfers between the tiers complete."""
+        check = tree.check_hicache_events
+
+        def checked() -> None:
+            before = tree.evictable_size()
+            check()
+            if tree.evictable_size() != before and self._log is not None:
+                gained = tree.evictable_size() - before
+                self._log.write(event="transferred", iteration=self._iteration, gained=gained)
+
+        tree.check_hicache_events = checked
 
     def _digest(self) -> str:
         """Return a hash over the places of all cached tokens: equal trees on ranks in step have equal ones."""
