@@ -10,16 +10,12 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from setuptools import Command, Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 from setuptools.errors import CompileError, PlatformError
-
-try:
-    from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # setuptools before 70.1
-    from wheel.bdist_wheel import bdist_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,12 +75,13 @@ class BuildNative(Command):
     """A step of ``build`` after setuptools' protocol for sub-commands, so that editable installs work as well."""
 
     description = "build libkvledger.so and its cffi declarations"
-    user_options: list[tuple[str, str | None, str]] = []  # noqa: RUF012 - setuptools' own shape
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
     editable_mode = False
+    build_lib: str | None = None
 
     def initialize_options(self) -> None:
         """Start without a build directory."""
-        self.build_lib: str | None = None
+        self.build_lib = None
 
     def finalize_options(self) -> None:
         """Share the build directory of the other steps."""
@@ -113,10 +110,10 @@ class BuildNative(Command):
 class Build(build):
     """The standard build with the native step."""
 
-    sub_commands = [*build.sub_commands, ("build_native", None)]  # noqa: RUF012 - setuptools' own shape
+    sub_commands: ClassVar[Any] = [*build.sub_commands, ("build_native", None)]
 
 
-class PlatformWheel(bdist_wheel):  # type: ignore[misc, valid-type]
+class PlatformWheel(bdist_wheel):
     """A wheel for one platform and any Python 3."""
 
     def get_tag(self) -> tuple[str, str, str]:
