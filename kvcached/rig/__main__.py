@@ -21,6 +21,8 @@ from kvcached.settings import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvcached.rig.request import Arrival
 
 EXIT_FAILED = 1
@@ -55,7 +57,7 @@ class _UsageError(ValueError):
     """Arguments that are each legal but cannot be used together, or here."""
 
 
-def _run(prog: str, options: argparse.Namespace, config: RigConfig, arrivals: list[Arrival]) -> int:
+def _run(prog: str, options: argparse.Namespace, config: RigConfig, arrivals: Iterable[Arrival]) -> int:
     # Threads of a maths library would survive in no forked rank, and two cores have no use for them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -157,7 +159,7 @@ def _configure(options: argparse.Namespace, settings: Settings) -> RigConfig:
     return config
 
 
-def _load(options: argparse.Namespace) -> list[Arrival]:
+def _load(options: argparse.Namespace) -> Iterable[Arrival]:
     if options.trace is not None:
         return read_trace(options.trace)
     requests = DEFAULT_REQUESTS if options.requests is None else options.requests

@@ -24,28 +24,26 @@ _SYSTEM_SALT = 7
 
 
 class _Chat:
-    """One conversation: which system prompt it began with, and how many tokens were said so far."""
+    """One conversation: what was said so far, and the names of the blocks that it fills."""
 
-    __slots__ = ("number", "said", "system")
+    __slots__ = ("content", "number", "said")
 
     def __init__(self, number: int, system: int) -> None:
         self.number = number
-        self.system = system
         self.said = _SYSTEM_PROMPTS[system]
+        blocks = self.said // CHAT_BLOCK_TOKENS
+        self.content = [hash((_SYSTEM_SALT, system, position)) for position in range(blocks)]
 
-    def content(self, blocks: int) -> tuple[int, ...]:
-        """Name the first ``blocks`` blocks; those inside the system prompt are the same for all chats that share it."""
-        shared = min(blocks, _SYSTEM_PROMPTS[self.system] // CHAT_BLOCK_TOKENS)
-        prompt = [hash((_SYSTEM_SALT, self.system, position)) for position in range(shared)]
-        return (*prompt, *(hash((self.number, position)) for position in range(shared, blocks)))
-
-
-def generate_chats(requests: int, seed: int) -> list[Arrival]:
-    """Return ``requests`` arrivals, the same for the same ``seed`` in every process and on every machine."""
-    return list(_arrivals(requests, random.Random(seed)))  # noqa: S311 - a load, not a secret
+    def say(self, tokens: int) -> None:
+        """Go on by ``tokens`` tokens that no other chat has."""
+        self.said += tokens
+        blocks = range(len(self.content), self.said // CHAT_BLOCK_TOKENS)
+        self.content += [hash((self.number, position)) for position in blocks]
 
 
-def _arrivals(requests: int, rng: random.Random) -> Iterator[Arrival]:
+def generate_chats(requests: int, seed: int) -> Iterator[Arrival]:
+    """Yield ``requests`` arrivals, the same for the same ``seed`` in every process and on every machine."""
+    rng = random.Random(seed)  # noqa: S311 - a load, not a secret
     chats: list[_Chat] = []
     opened = 0
     at_ms = 0.0
@@ -62,8 +60,8 @@ def _arrivals(requests: int, rng: random.Random) -> Iterator[Arrival]:
 
 
 def _next_turn(chat: _Chat, index: int, rng: random.Random) -> Request:
-    """Ask the next question of ``chat``; prompt and answer are the beginning of its turn after that."""
-    prompt_tokens = chat.said + 1 + int(rng.expovariate(1 / _MEAN_QUESTION))
-    answer_tokens = 1 + int(rng.expovariate(1 / _MEAN_ANSWER))
-    chat.said = prompt_tokens + answer_tokens
-    return Request(index, prompt_tokens, answer_tokens, chat.content(chat.said // CHAT_BLOCK_TOKENS))
+    """Ask the next question of ``chat``; the next turn's prompt begins with this prompt and this answer."""
+    chat.say(1 + int(rng.expovariate(1 / _MEAN_QUESTION)))
+    prompt_tokens = chat.said
+    chat.say(1 + int(rng.expovariate(1 / _MEAN_ANSWER)))
+    return Request(index, prompt_tokens, chat.said - prompt_tokens, tuple(chat.content))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from kvcached.rig.request import Arrival, Request
 
@@ -16,11 +16,11 @@ IN_FLIGHT = 96
 class Feed:
     """The arrivals that are still to come. Rank 0 alone holds one, because it reads the clock."""
 
-    def __init__(self, arrivals: Sequence[Arrival], speed: float | None) -> None:
+    def __init__(self, arrivals: Iterable[Arrival], speed: float | None) -> None:
         """Hand out ``arrivals`` ``speed`` times as fast as stamped, or as fast as they are worked off if None."""
-        self._arrivals = arrivals
+        self._arrivals = iter(arrivals)
         self._speed = speed
-        self._next = 0
+        self._next = next(self._arrivals, None)
         self._start = 0.0
 
     def start(self, now: float) -> None:
@@ -30,22 +30,21 @@ class Feed:
     @property
     def exhausted(self) -> bool:
         """Whether every request was handed out."""
-        return self._next >= len(self._arrivals)
+        return self._next is None
 
     def next_due(self) -> float | None:
         """Return when the next request arrives on the monotonic clock, None if there is none."""
-        if self.exhausted:
-            return None
-        if self._speed is None:
-            return self._start
-        return self._start + self._arrivals[self._next].at_ms / 1000 / self._speed
+        return None if self._next is None else self._due(self._next)
 
     def take(self, now: float, unfinished: int) -> list[Request]:
         """Return the requests that have arrived by ``now``, in order, while ``unfinished`` others are in work."""
         taken: list[Request] = []
-        while (due := self.next_due()) is not None and due <= now:
+        while self._next is not None and self._due(self._next) <= now:
             if self._speed is None and unfinished + len(taken) >= IN_FLIGHT:
                 break
-            taken.append(self._arrivals[self._next].request)
-            self._next += 1
+            taken.append(self._next.request)
+            self._next = next(self._arrivals, None)
         return taken
+
+    def _due(self, arrival: Arrival) -> float:
+        return self._start if self._speed is None else self._start + arrival.at_ms / 1000 / self._speed

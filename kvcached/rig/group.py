@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvcached.rig.worker import EXIT_PEER_LOST, Done, Ready, Refused, run_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
     from multiprocessing.context import ForkProcess
     from types import FrameType
 
@@ -36,7 +36,7 @@ class Group:
     loading. All state of a rank is made in its own process.
     """
 
-    def __init__(self, config: RigConfig, arrivals: Sequence[Arrival], on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: RigConfig, arrivals: Iterable[Arrival], on_ready: Callable[[], None]) -> None:
         """Prepare a run over ``arrivals``; ``on_ready`` is called when rank 0 takes publications."""
         self._config = config
         self._arrivals = arrivals

@@ -23,7 +23,7 @@ from kvcached.subscription import Subscription
 from kvcached.values import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
     from multiprocessing.connection import Connection
     from pathlib import Path
 
@@ -57,7 +57,7 @@ class Done:
     samples: list[dict[str, Any]] = field(repr=False)
 
 
-def run_worker(config: RigConfig, arrivals: Sequence[Arrival], rank: int, store: Path, launcher: Connection) -> None:
+def run_worker(config: RigConfig, arrivals: Iterable[Arrival], rank: int, store: Path, launcher: Connection) -> None:
     """Run ``rank`` to its end; the target of a process of its own."""
     _end_with_launcher()
     _quiet_other_ranks(rank)
@@ -88,7 +88,7 @@ def run_worker(config: RigConfig, arrivals: Sequence[Arrival], rank: int, store:
 
 def _lead(
     config: RigConfig,
-    arrivals: Sequence[Arrival],
+    arrivals: Iterable[Arrival],
     worker: Rank,
     store: Path,
     launcher: Connection,

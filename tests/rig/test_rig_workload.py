@@ -75,7 +75,7 @@ def test_generated_load_depends_on_the_seed_alone() -> None:
         for seed in ("1", "2")
     }
     assert outputs == {f"{hash(tuple(generate_chats(200, 5)))}\n"}
-    assert generate_chats(200, 5) != generate_chats(200, 6)
+    assert list(generate_chats(200, 5)) != list(generate_chats(200, 6))
 
 
 def test_generated_chats_grow_and_share_system_prompts() -> None:
