@@ -66,7 +66,7 @@ class Rank:
 
     def report(self) -> dict[str, Any]:
         """Return this rank's part of the report."""
-        return self._recorder.to_dict(self._digest.hexdigest())
+        return {**self._recorder.to_dict(), "steps": self._step, "digest": self._digest.hexdigest()}
 
     def _settle(self, update: Update, taken_ns: int) -> None:
         """Apply ``update``, or reject it where pipeline stages would apply it at different moments."""

@@ -96,8 +96,8 @@ class Recorder:
         if self._timeline:
             self._sample(step)
 
-    def to_dict(self, digest: str) -> dict[str, Any]:
-        """Return this rank's part of the report, JSON-ready."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the notes, JSON-ready."""
         report = self._policy.report()
         return {
             "rank": self._rank,
@@ -108,7 +108,6 @@ class Recorder:
             "final_idle_tokens": report.idle_tokens,
             "eviction_errors": report.eviction_errors,
             "limit_breaches": self.breaches,
-            "digest": digest,
             "updates": [asdict(one) for one in self.updates],
             "rejections": self.rejections,
         }

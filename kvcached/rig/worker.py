@@ -65,9 +65,9 @@ def run_worker(config: RigConfig, arrivals: Iterable[Arrival], rank: int, store:
     worker = Rank(config, rank)
     try:
         if rank == 0:
-            _lead(config, arrivals, worker, store, launcher)
+            collectives = _lead(config, arrivals, worker, store, launcher)
         else:
-            _follow(worker, Exchange(rank, config.world_size, store))
+            collectives = _follow(worker, Exchange(rank, config.world_size, store))
     except InstanceNameTakenError as error:
         launcher.send(Refused(str(error)))
         return
@@ -82,7 +82,7 @@ def run_worker(config: RigConfig, arrivals: Iterable[Arrival], rank: int, store:
         "hit_tokens": counts.hit_tokens,
         "prompt_tokens": counts.prompt_tokens,
     }
-    launcher.send(Done(worker.report(), totals, worker.samples))
+    launcher.send(Done({**worker.report(), "collectives": collectives}, totals, worker.samples))
     launcher.recv()  # the others may still read from this process; the launcher answers when all are done
 
 
@@ -92,8 +92,8 @@ def _lead(
     worker: Rank,
     store: Path,
     launcher: Connection,
-) -> None:
-    """Run rank 0, the only one that knows of the ledger, the workload and the clock."""
+) -> int:
+    """Run rank 0, the only one that knows of the ledger, the workload and the clock; return how many collectives."""
     subscription = _subscribe(config)
     feed = Feed(arrivals, config.speed)
     source = Source(subscription, feed, worker.scheduler, worker.policy, config.linger_s)
@@ -114,15 +114,17 @@ def _lead(
             settled_before = worker.policy.settled_revision
             going_on = worker.step(message)
             source.after_step(settled=worker.policy.settled_revision != settled_before)
+        return exchange.collectives
     finally:
         subscription.close()
 
 
-def _follow(worker: Rank, exchange: Exchange) -> None:
-    """Run a rank other than 0: wait for the next broadcast, work it off, and so on."""
+def _follow(worker: Rank, exchange: Exchange) -> int:
+    """Run a rank other than 0: wait for the next broadcast, work it off, and so on; return how many collectives."""
     worker.start(exchange.receive())
     while worker.step(exchange.receive()):
         pass
+    return exchange.collectives
 
 
 def _subscribe(config: RigConfig) -> PublicationSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import secrets
@@ -32,6 +33,7 @@ def assert_ranks_agree(report: dict[str, Any]) -> None:
             assert [one[key] for one in rank["updates"]] == [one[key] for one in first["updates"]]
         assert rank["rejections"] == first["rejections"]
         assert rank["limit_breaches"] == 0
+        assert (rank["steps"], rank["collectives"]) == (first["steps"], first["collectives"])
         for update in rank["updates"]:
             bound = max(update["limit_tokens"], report["block_tokens"] if update["limit_tokens"] else 0)
             assert update["limit_tokens"] == -1 or update["idle_tokens_after"] <= bound or not update["complete"]
@@ -52,18 +54,24 @@ def is_alive(pid: int) -> bool:
 
 
 def test_ranks_never_differ_under_random_publications(engines: Engines) -> None:
-    """Four ranks given random limits at random moments apply the same at the same steps and hold the same blocks."""
-    engine = engines.start("--tp", "4", "--requests", "1200", "--capacity-tokens", "100000")
+    """Four ranks, stopped at random and given random limits at random, apply and hold the same at the same steps."""
+    engine = engines.start("--tp", "4", "--requests", "800", "--capacity-tokens", "100000")
     seed = secrets.randbits(32)
     sys.stdout.write(f"seed {seed}\n")
     rng = random.Random(seed)  # noqa: S311 - limits and moments, not secrets
     published = 0
+    pids = engine.rank_pids()
     while engine.process.poll() is None:
         published += engine.publish(rng.choice((-1, 0, 7, 100, 20000, 80000)), wait=None).accepted
-        time.sleep(rng.random() * 0.1)
+        late = rng.choice(pids)
+        with contextlib.suppress(ProcessLookupError):  # the run may end meanwhile
+            os.kill(late, signal.SIGSTOP)
+            time.sleep(rng.random() * 0.05)
+            os.kill(late, signal.SIGCONT)
+        time.sleep(rng.random() * 0.05)
     report = engine.finish()
     assert_ranks_agree(report)
-    assert report["requests"] == 1200
+    assert report["requests"] == 800
     assert 3 <= len(report["ranks"][0]["updates"]) <= published
     revisions = [one["revision"] for one in report["ranks"][0]["updates"]]
     assert revisions == sorted(set(revisions))
@@ -89,6 +97,19 @@ def test_idle_engine_applies_and_drops_in_chunks(engines: Engines) -> None:
     assert (update["complete"], update["idle_tokens_after"]) == (True, 992)
     assert update["evicted_tokens"] == held - 992
     assert update["steps"] == -(-update["evicted_tokens"] // 4096)
+
+
+def test_updates_cost_no_collective_and_no_ledger_on_other_ranks(engines: Engines) -> None:
+    """An update rides the step's own broadcast, one collective each, and rank 0 alone has the ledger open."""
+    engine = engines.start("--tp", "3", "--requests", "0", "--linger", "100")
+    for limit in (100, 0, -1, 50):
+        assert engine.publish(limit).applied
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in engine.rank_pids()]
+    assert [".ledger" in text for text in maps] == [True, False, False]
+    report = engine.finish(interrupt=True)
+    assert_ranks_agree(report)
+    assert report["ranks"][0]["steps"] == 5, "four updates and the end"
+    assert report["ranks"][0]["collectives"] == 6, "the start and one for each step"
 
 
 def test_pipeline_stages_reject(engines: Engines) -> None:
