@@ -385,5 +385,8 @@ def _check(code: int, subject: str) -> int:
 
 
 def _cut(text: str, capacity: int) -> bytes:
-    """Encode ``text`` for a field of ``capacity`` bytes with its end mark, without leaving half a character."""
-    return text.encode()[: capacity - 1].decode(errors="ignore").encode()
+    """Encode ``text`` for a field of ``capacity`` bytes with its end mark, without leaving half a character.
+
+    A program's name or an engine's message may hold what cannot be encoded, and must not stop a report.
+    """
+    return text.encode(errors="replace")[: capacity - 1].decode(errors="ignore").encode()

@@ -8,6 +8,7 @@ reaches the engine as an exception; it serves on without control, says so, and i
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -65,7 +66,7 @@ class Subscription:
         self._ledger_dir = ledger_dir
         self._on_publication = on_publication
         # The hot look compares these two: the last member's desired word, and the word that was settled last.
-        self._word = memoryview(bytes(8)).cast("Q")
+        self._word = _private_word(0)
         self._settled_word = 0
         self._offered_word = 0
         self._settled_revision = 0
@@ -160,7 +161,8 @@ class Subscription:
                 return True
             if time.monotonic() >= deadline:
                 return False
-            registration.last_handle.wait(_native.PUBLISHED, seen, deadline)
+            # A publisher killed between its last store and the doorbell leaves nothing to hear: look by oneself, too.
+            registration.last_handle.wait(_native.PUBLISHED, seen, min(deadline, time.monotonic() + HOUSEKEEPING_S))
 
     def close(self) -> None:
         """Give the slots back and stop the watcher. No other method may be called afterwards."""
@@ -171,7 +173,7 @@ class Subscription:
         if self._watcher.is_alive():
             self._watcher.join()
         with self._lock:
-            self._word = memoryview(bytes(8)).cast("Q")
+            self._word = _private_word(self._settled_word)
             for registration in [*self._retired, *([self._registration] if self._registration else [])]:
                 registration.close()
             self._retired.clear()
@@ -240,6 +242,9 @@ class Subscription:
             word = registration.agreed_word()
             if word is not None and unpack(word).revision > unpack(self._offered_word).revision:
                 self._offered_word = word
+            # The scheduler unmaps retired ledgers at its next report, maybe long before there are others: from now on
+            # the hot look must not lead there.
+            self._word = _private_word(self._settled_word)
             self._retired.append(registration)
             self._registration = None
             self._registered.clear()
@@ -265,6 +270,11 @@ class Subscription:
         if now >= self._next_warning:
             self._next_warning = now + WARN_AGAIN_S
             _log.warning("the retention limit cannot be changed at run time for now: %s", text)
+
+
+def _private_word(word: int) -> memoryview:
+    """Return what the hot look reads while there is no registration."""
+    return memoryview(word.to_bytes(8, sys.byteorder)).cast("Q")
 
 
 def _as_invalid(report: Report, update: Update) -> Report:
