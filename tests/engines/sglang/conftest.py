@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 from typing import TYPE_CHECKING
 
 import pytest
+import sglang_server
 from sglang_model import write_model
 from sglang_server import Server, write_probe_entry_point
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
     Serve = Callable[..., Server]
     Say = Callable[[str], None]
+
+if sglang_server.needs_old_release_shim():
+    runpy.run_path(str(sglang_server.OLD_RELEASES / "sitecustomize.py"))
 
 _FIGURES = pytest.StashKey[list[str]]()
 

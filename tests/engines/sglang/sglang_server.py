@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kvcached.control import PublicationResult
 
 HERE = Path(__file__).parent
+OLD_RELEASES = HERE / "old_releases"
 INSTANCE = "under-test"
 START_TIMEOUT_S = 240
 STOP_TIMEOUT_S = 20
@@ -70,6 +72,11 @@ def prompt(seed: int, length: int) -> list[int]:
     return [4 + (seed * 7919 + position * 31 + seed * position) % 1000 for position in range(length)]
 
 
+def needs_old_release_shim() -> bool:
+    """Return whether the release under test is too old for the transformers beside it."""
+    return version("sglang").startswith(("0.5.15", "0.5.18"))
+
+
 def write_probe_entry_point(folder: Path) -> Path:
     """Make the probes a plugin of SGLang for processes that have ``folder`` on their path; returns it."""
     info = folder / "kvcached_probes-0.dist-info"
@@ -103,6 +110,8 @@ class Server:
         self._command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), *load]
         self._command += [*OPTIONS, "--port", str(self.port), *options]
         path = [str(probe_path), str(HERE / "probes"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        if needs_old_release_shim():
+            path.append(str(OLD_RELEASES))
         self.environ = {
             **os.environ,
             **ENVIRONMENT,
