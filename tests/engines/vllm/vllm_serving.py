@@ -63,9 +63,13 @@ def engine_environment(ledger_dir: Path, instance: str, **more: str) -> dict[str
     return environment | more
 
 
-def with_plugin(environment: dict[str, str], name: str) -> dict[str, str]:
-    """Let the vLLM that is started with ``environment`` find a plugin of the tests, ``support/<name>``."""
-    paths = [str(SUPPORT / name), *filter(None, [os.environ.get("PYTHONPATH")])]
+def with_plugin(environment: dict[str, str], module: str, directory: Path) -> dict[str, str]:
+    """Let a vLLM that is started with ``environment`` load ``support/<module>.py`` as a general plugin."""
+    metadata = directory / "plugins" / f"{module}-0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{module} = {module}:register\n")
+    paths = [str(metadata.parent), str(SUPPORT), *filter(None, [environment.get("PYTHONPATH")])]
     return environment | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
@@ -145,8 +149,8 @@ class Server:
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         assert response.status == http.client.OK
-        assert response.fp.readline().startswith(b"data:")
-        connection.sock.shutdown(socket.SHUT_RDWR)
+        assert response.readline().startswith(b"data:")
+        response.close()
         connection.close()
 
     def set(self, limit: int | str) -> dict[str, Any]:
@@ -261,3 +265,54 @@ def process_title(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
         return ""
+
+
+@dataclass
+class Application:
+    """A program with an LLM object, ``support/driver.py``."""
+
+    process: subprocess.Popen[str]
+
+    def cached_tokens(self, seed: int) -> int:
+        """Let the program send the prompt of ``seed`` and return how many of its tokens the prefix cache had."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{seed}\n")
+        self.process.stdin.flush()
+        return int(self.read())
+
+    def read(self) -> str:
+        """Return the next line of the program's own."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == "ready" or line.strip().isdigit():
+                return line.strip()
+        message = "the program ended"
+        raise AssertionError(message)
+
+
+@contextlib.contextmanager
+def application(model: Path, log: Path, environment: dict[str, str], **options: Any) -> Iterator[Application]:
+    """Start a program with an LLM object, wait until it is ready, and end it."""
+    command = [sys.executable, str(SUPPORT / "driver.py"), str(model), json.dumps(ENGINE_OPTIONS | options)]
+    with (
+        log.open("wb") as sink,
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            text=True,
+            cwd=log.parent,
+        ) as process,
+    ):
+        running = Application(process)
+        try:
+            assert running.read() == "ready"
+            yield running
+            process.communicate("\n", timeout=30)
+        finally:
+            for pid in descendants(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.kill()

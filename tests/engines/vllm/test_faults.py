@@ -1,0 +1,173 @@
+"""What goes wrong around a real engine, and how it serves on, or refuses to start, in one clear sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from vllm_serving import (
+    HIT_TOKENS,
+    application,
+    control,
+    engine_environment,
+    free_port,
+    prompt,
+    replicas,
+    server_command,
+    serving,
+    set_limit,
+    wait_until,
+    with_plugin,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+START_REFUSED_WITHIN_S = 120
+
+
+def our_warnings(log: str) -> list[str]:
+    """Return the lines of a log that are warnings or errors of kvcached."""
+    return [line for line in log.splitlines() if "kvcached" in line and ("WARNING" in line or "ERROR" in line)]
+
+
+def refused_start(model: Path, directory: Path, environment: dict[str, str]) -> str:
+    """Start a server that has to refuse; return what it printed."""
+    done = subprocess.run(
+        server_command(model, free_port()),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=START_REFUSED_WITHIN_S,
+        check=False,
+        cwd=directory,
+    )
+    assert done.returncode not in {0, -signal.SIGKILL}
+    return done.stdout + done.stderr
+
+
+def test_a_killed_core_leaves_no_live_slot_and_its_name_is_free(model: Path, tmp_path: Path) -> None:
+    """After SIGKILL of the engine core the slot is dead at once, and a new engine takes the same name."""
+    environment = engine_environment(tmp_path / "ledger", "phoenix")
+    with serving(model, tmp_path, environment) as server:
+        server.set(1000)
+        (core,) = server.core_pids()
+        os.kill(core, signal.SIGKILL)
+        wait_until(lambda: not replicas("phoenix", tmp_path / "ledger"), 1.0, every_s=0.01)
+        done = control("set", "0", "--instance", "phoenix", ledger_dir=tmp_path / "ledger")
+        assert done.returncode == 3, done
+    with serving(model, tmp_path, environment | {"KVCACHED_MAX_CACHED_TOKENS": "2000"}) as server:
+        replica = server.replica()
+        assert (replica["outcome"], replica["applied"]["limit_tokens"]) == ("startup", 2000)
+        server.set(0)
+
+
+def test_an_unwritable_ledger_directory_is_one_warning(model: Path, tmp_path: Path) -> None:
+    """The engine serves as if nothing were wrong, under its startup limit, and says once what is."""
+    (tmp_path / "file").write_text("in the way")
+    ledger_dir = tmp_path / "file" / "ledger"
+    environment = engine_environment(ledger_dir, "lonely", KVCACHED_MAX_CACHED_TOKENS="100")
+    with application(model, tmp_path / "log", environment) as running:
+        assert [running.cached_tokens(1), running.cached_tokens(1)] == [0, 96]
+    (warning,) = our_warnings((tmp_path / "log").read_text())
+    assert str(ledger_dir) in warning
+
+
+def test_a_startup_limit_that_is_no_number_stops_the_start(model: Path, tmp_path: Path) -> None:
+    """``KVCACHED_MAX_CACHED_TOKENS=lots`` refuses the start with one sentence that says what to write."""
+    environment = engine_environment(tmp_path / "ledger", "lots", KVCACHED_MAX_CACHED_TOKENS="lots")
+    printed = refused_start(model, tmp_path, environment)
+    sentences = [line for line in printed.splitlines() if "KVCACHED_MAX_CACHED_TOKENS" in line]
+    assert len(sentences) == 1, printed[-3000:]
+    assert "'lots' is not a number of tokens" in sentences[0]
+
+
+def test_disabled_means_that_nothing_of_ours_runs(model: Path, tmp_path: Path) -> None:
+    """With ``KVCACHED_DISABLE=1`` there is no ledger, no limit and no line in the log, and no setting is even read."""
+    environment = engine_environment(
+        tmp_path / "ledger",
+        "off",
+        KVCACHED_DISABLE="1",
+        KVCACHED_MAX_CACHED_TOKENS="lots",
+    )
+    with application(model, tmp_path / "log", environment) as running:
+        assert [running.cached_tokens(1), running.cached_tokens(1)] == [0, HIT_TOKENS]
+    assert not (tmp_path / "ledger").exists()
+    assert "kvcached" not in (tmp_path / "log").read_text()
+
+
+def test_a_vllm_that_lacks_a_target_serves_and_says_why(model: Path, tmp_path: Path) -> None:
+    """With a hook target missing nothing is installed, the slot gives the reason, and waiting fails at once."""
+    ledger_dir = tmp_path / "ledger"
+    environment = with_plugin(engine_environment(ledger_dir, "odd", KVCACHED_MAX_CACHED_TOKENS="0"), "shrunken_pool", tmp_path)
+    with application(model, tmp_path / "log", environment) as running:
+        assert [running.cached_tokens(1), running.cached_tokens(1)] == [0, HIT_TOKENS]
+        (state,) = replicas("odd", ledger_dir)
+        assert state["outcome"] == "unsupported_engine"
+        assert "BlockPool has no 'evict_blocks'" in state["reason"]
+        done = control("set", "0", "--instance", "odd", "--wait", "20", "--json", ledger_dir=ledger_dir)
+        assert done.returncode == 7, done
+        answer = json.loads(done.stdout)
+        assert answer["waited_s"] < 1.0
+        assert "BlockPool has no 'evict_blocks'" in answer["rejections"][0]["reason"]
+    assert len(our_warnings((tmp_path / "log").read_text())) == 1
+
+
+def test_strict_refuses_a_vllm_that_lacks_a_target(model: Path, tmp_path: Path) -> None:
+    """With ``KVCACHED_STRICT=1`` such a vLLM does not start, and the last line says why."""
+    environment = engine_environment(tmp_path / "ledger", "strict", KVCACHED_STRICT="1")
+    printed = refused_start(model, tmp_path, with_plugin(environment, "shrunken_pool", tmp_path))
+    assert "KVCACHED_STRICT=1" in printed.strip().splitlines()[-1]
+    assert "BlockPool has no 'evict_blocks'" in printed.strip().splitlines()[-1]
+
+
+def test_an_engine_without_prefix_caching_says_that_there_is_nothing_to_control(model: Path, tmp_path: Path) -> None:
+    """With prefix caching off the engine serves, and its slot says so."""
+    environment = engine_environment(tmp_path / "ledger", "plain")
+    with application(model, tmp_path / "log", environment, enable_prefix_caching=False) as running:
+        assert [running.cached_tokens(1), running.cached_tokens(1)] == [0, 0]
+        (state,) = wait_until(lambda: replicas("plain", tmp_path / "ledger"), 5.0)
+        assert (state["outcome"], state["reason"]) == ("unsupported_engine", "prefix caching is switched off")
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_registering_again_wraps_nothing_twice(tmp_path: Path, times: int) -> None:
+    """Whatever the number of calls, each hook stands around the stock method once, and no ledger is touched."""
+    program = f"""
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from kvcached.engines.vllm import register
+stock = EngineCore.post_step, EngineCore.shutdown, EngineCoreProc._notify_idle_state_callbacks
+for _ in range({times}):
+    register()
+hooks = EngineCore.post_step, EngineCore.shutdown, EngineCoreProc._notify_idle_state_callbacks
+print([hook.__wrapped__ is each for hook, each in zip(hooks, stock)])
+"""
+    environment = engine_environment(tmp_path / "ledger", "again")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.stdout.strip().splitlines()[-1:] == ["[True, True, True]"], done.stderr
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_a_second_engine_of_the_same_name_serves_without_control(model: Path, tmp_path: Path) -> None:
+    """Two live engines cannot share a name: the second says so once and serves, the first stays under control."""
+    environment = engine_environment(tmp_path / "ledger", "twin")
+    with (
+        application(model, tmp_path / "first.log", environment),
+        application(model, tmp_path / "second.log", environment) as second,
+    ):
+        assert [second.cached_tokens(1), second.cached_tokens(1)] == [0, HIT_TOKENS]
+        assert set_limit(0, "twin", tmp_path / "ledger")["applied"] is True
+    assert our_warnings((tmp_path / "first.log").read_text()) == []
+    assert any("twin" in line for line in our_warnings((tmp_path / "second.log").read_text()))
