@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib import import_module
 
-from kvcached.control import exits, set, status  # noqa: A004 - the commands' own names
+from kvcached._native import NativeLibraryError
+from kvcached.control import exits
 from kvcached.settings import SettingsError
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from typing import NoReturn
 
-COMMANDS = (set, status)
+COMMANDS = ("set", "status")
+"""Each is the module of this name: ``add_parser`` declares it, and only the one that is called is imported."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,34 +32,50 @@ class _Parser(argparse.ArgumentParser):
         self.exit(exits.USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser of these commands."""
     parser = _Parser(
         prog="kvcached-control",
         description="Change how many idle prefix-cache tokens running LLM engines keep, and see what they keep.",
+        epilog="example:\n  kvcached-control set 16k --instance my-model --wait",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for name in names:
+        import_module(f"kvcached.control.{name}").add_parser(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    arguments = build_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    parser = build_parser(argv[:1] if argv and argv[0] in COMMANDS else COMMANDS)
+    arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
     except SettingsError as error:
-        print(f"kvcached-control: {error}", file=sys.stderr)
-        return exits.USAGE
+        return _fail(str(error), exits.USAGE)
+    except NativeLibraryError as error:
+        return _fail(f"{error}; see kvcached-control doctor", exits.UNAVAILABLE)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except BrokenPipeError:
         # Whoever read the output has gone; what Python still holds must not raise again when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_output()
         return exits.OK
+    except OSError as error:
+        _silence_output()
+        return _fail(str(error), exits.PROBLEM)
     return code
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"kvcached-control: {message}", file=sys.stderr)
+    return code
+
+
+def _silence_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

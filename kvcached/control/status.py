@@ -1,4 +1,4 @@
-"""``kvcached-control status``: what every live instance was told to keep, and what it keeps."""
+"""``kvcached-control status``: what every live instance was told to keep, what it keeps, and who told it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from kvcached.control import exits
 from kvcached.control.options import add_json, add_ledger_dir, instance_name
-from kvcached.instances import find_replicas, statuses_of
+from kvcached.control.view import read_view
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
 from kvcached.settings import choose_ledger_dir
 
@@ -15,13 +15,18 @@ TYPE_CHECKING = False  # spelled out, because importing typing costs the command
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from typing import Any
 
-    from kvcached.instances import InstanceStatus
-    from kvcached.ledger import Refusal
+    from kvcached.control.history import Publication
+    from kvcached.control.view import View
 
 EPILOG = """\
-example:
-  kvcached-control status --instance my-model"""
+examples:
+  kvcached-control status --instance my-model
+  kvcached-control status --history
+exit codes:
+  0 shown   1 a ledger cannot be used, or two engines have one name   2 usage
+  3 no such instance or directory"""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,6 +34,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("status", help="show what every live instance keeps", epilog=EPILOG)
     parser.add_argument("--instance", metavar="NAME", type=instance_name, help="only this instance")
     add_ledger_dir(parser)
+    parser.add_argument(
+        "--history",
+        action="store_true",
+        help="also show who published what and when (the last 32 publications of each GPU)",
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -38,28 +48,60 @@ def run(arguments: argparse.Namespace) -> int:
     path = choose_ledger_dir(arguments.ledger_dir)
     try:
         with LedgerDirectory(path, writable=False) as directory:
-            instances = statuses_of(find_replicas(directory.open_all(), arguments.instance))
-            refusals = directory.refusals
+            ledgers = directory.open_all()
+            view = read_view(directory, ledgers, arguments.instance)
+            history = _read_history(ledgers, arguments)
     except LedgerDirectoryError as error:
         if arguments.json:
             print(json.dumps({"ledger_dir": path, "instances": []}))
         print(f"kvcached-control: {error}", file=sys.stderr)
         return exits.UNAVAILABLE
     if arguments.json:
-        print(json.dumps({"ledger_dir": path, "instances": [instance.to_dict() for instance in instances]}))
-    elif instances:
-        from kvcached.control.table import print_instances  # noqa: PLC0415 - its library is for people's output only
-
-        print_instances(instances)
-    return _conclude(path, instances, refusals, arguments.instance)
+        print(json.dumps(_to_dict(path, view, history)))
+    else:
+        _print(view, history)
+    return _conclude(path, view, arguments.instance)
 
 
-def _conclude(path: str, instances: Sequence[InstanceStatus], refusals: Sequence[Refusal], wanted: str | None) -> int:
+def _read_history(ledgers: Sequence[Any], arguments: argparse.Namespace) -> list[Publication] | None:
+    if not arguments.history:
+        return None
+    from kvcached.control.history import read_history  # noqa: PLC0415 - only when asked for
+
+    return read_history(ledgers, arguments.instance)
+
+
+def _to_dict(path: str, view: View, history: Sequence[Publication] | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"ledger_dir": path, "instances": [instance.to_dict() for instance in view.instances]}
+    if history is not None:
+        fields["history"] = [publication.to_dict() for publication in history]
+    return fields
+
+
+def _print(view: View, history: Sequence[Publication] | None) -> None:
+    from kvcached.control.board import board_lines, look_of  # noqa: PLC0415 - for people's output only
+
+    look = look_of(sys.stdout)
+    if view.instances:
+        print("\n".join(board_lines(view.instances, look)))
+    if history:
+        from kvcached.control.history import history_lines  # noqa: PLC0415 - only when asked for
+
+        print("\n".join(["", *history_lines(history, look)] if view.instances else history_lines(history, look)))
+    elif history is not None:
+        print("nothing was published yet")
+
+
+def _conclude(path: str, view: View, wanted: str | None) -> int:
     """Name what could not be read, and what was not found."""
-    for refusal in refusals:
-        print(f"kvcached-control: {refusal.path}: {refusal.reason}", file=sys.stderr)
-    if not instances:
+    problems = [f"{refusal.path}: {refusal.reason}" for refusal in view.refusals]
+    if view.conflict:
+        problems.append(view.conflict)
+    for problem in problems:
+        print(f"kvcached-control: {problem}", file=sys.stderr)
+    if not view.instances:
         what = f"live instance {wanted!r}" if wanted else "live instance"
         print(f"kvcached-control: no {what} in {path}", file=sys.stderr)
-        return exits.UNAVAILABLE if wanted else exits.OK
-    return exits.PROBLEM if refusals else exits.OK
+        if wanted:
+            return exits.UNAVAILABLE
+    return exits.PROBLEM if problems else exits.OK

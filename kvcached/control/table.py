@@ -1,57 +1,91 @@
-"""Instances as a table for people."""
+"""A plain text table that fits a terminal. It needs no library, so that it also works beside an engine."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from kvcached.control.text import BAD, styled
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from rich.table import Table
-
-    from kvcached.instances import InstanceStatus, ReplicaStatus
-
-
-def print_instances(instances: Sequence[InstanceStatus]) -> None:
-    """Print one row per replica."""
-    try:
-        from rich.console import Console  # noqa: PLC0415 - engines' environments may lack it; --json works all the same
-    except ImportError as error:
-        message = "the table needs the package rich (pip install rich); --json works without it"
-        raise SystemExit(message) from error
-    Console().print(_table(instances))
+GAP = "  "
+LEAST_FIRST_COLUMN = 8
+ELLIPSIS = "~"
 
 
-def _table(instances: Sequence[InstanceStatus]) -> Table:
-    from rich.table import Table  # noqa: PLC0415 - as above
+@dataclass(frozen=True)
+class Cell:
+    """A text in one style; ``painted`` is the text already in styles, of the same visible length."""
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("INSTANCE", no_wrap=True)
-    table.add_column("ENGINE")
-    for heading in ("DESIRED", "APPLIED", "IDLE", "ACTIVE", "CAPACITY", "EVICTED"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("OUTCOME")
-    for instance in instances:
-        for replica in instance.replicas:
-            table.add_row(*_row(instance, replica))
-    return table
+    text: str
+    style: str = ""
+    painted: str = ""
 
-
-def _row(instance: InstanceStatus, replica: ReplicaStatus) -> list[str]:
-    desired = max(replica.members, key=lambda member: member.revision)
-    outcome = f"{replica.outcome.value}{': ' + replica.reason if replica.reason else ''}"
-    return [
-        instance.name if len(instance.replicas) == 1 else f"{instance.name}/{replica.replica}",
-        f"{instance.engine} {instance.pid}",
-        _pair(desired.revision, desired.limit_tokens) + (" split" if replica.split else ""),
-        _pair(replica.applied.revision, replica.applied.limit_tokens),
-        f"{replica.idle_tokens:,}",
-        f"{replica.active_tokens:,}",
-        f"{replica.capacity_tokens:,}",
-        f"{replica.evicted_tokens:,}",
-        outcome,
-    ]
+    def render(self, width: int, *, left: bool, colour: bool) -> str:
+        """Return the cell, padded to ``width``."""
+        padding = " " * (width - len(self.text))
+        text = self.painted if self.painted and colour else styled(self.text, self.style, colour=colour)
+        return text + padding if left else padding + text
 
 
-def _pair(revision: int, limit_tokens: int) -> str:
-    return f"r{revision} {'unlimited' if limit_tokens < 0 else f'{limit_tokens:,}'}"
+@dataclass(frozen=True)
+class Remark:
+    """A line of its own below a row, wrapped where it must be."""
+
+    text: str
+    style: str = BAD
+
+
+class Table:
+    """Rows of cells and remarks between them; the first column is the one that yields when space is short."""
+
+    def __init__(self, left_columns: frozenset[int]) -> None:
+        """Align these columns to the left and all others to the right."""
+        self._left_columns = left_columns
+        self._rows: list[Sequence[Cell] | Remark] = []
+
+    def add(self, *cells: Cell) -> None:
+        """Add a row."""
+        self._rows.append(cells)
+
+    def remark(self, text: str, style: str) -> None:
+        """Add a remark."""
+        self._rows.append(Remark(text, style))
+
+    def lines(self, width: int | None, *, colour: bool) -> Iterator[str]:
+        """Return the lines; ``width`` None cuts and wraps nothing."""
+        widths = self._widths(width)
+        for row in self._rows:
+            if isinstance(row, Remark):
+                yield from _wrapped(row, width, colour=colour)
+                continue
+            cells = [_cut(row[0], widths[0]), *row[1:]]
+            parts = [
+                cell.render(widths[column], left=column in self._left_columns, colour=colour)
+                for column, cell in enumerate(cells)
+            ]
+            yield GAP.join(parts).rstrip()
+
+    def _widths(self, width: int | None) -> list[int]:
+        rows = [row for row in self._rows if not isinstance(row, Remark)]
+        widths = [max(len(cell.text) for cell in column) for column in zip(*rows, strict=True)]
+        if width is not None and widths:
+            rest = sum(widths[1:]) + len(GAP) * (len(widths) - 1)
+            widths[0] = min(widths[0], max(LEAST_FIRST_COLUMN, width - rest))
+        return widths
+
+
+def _cut(cell: Cell, width: int) -> Cell:
+    return cell if len(cell.text) <= width else Cell(cell.text[: width - 1] + ELLIPSIS, cell.style)
+
+
+def _wrapped(remark: Remark, width: int | None, *, colour: bool) -> Iterator[str]:
+    if width is None or len(remark.text) + 4 <= width:
+        yield styled(f"    {remark.text}", remark.style, colour=colour)
+        return
+    import textwrap  # noqa: PLC0415 - for long remarks on a terminal only
+
+    for line in textwrap.wrap(remark.text, max(20, width), initial_indent="    ", subsequent_indent="      "):
+        yield styled(line, remark.style, colour=colour)

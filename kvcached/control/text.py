@@ -1,0 +1,87 @@
+"""Words, numbers and colours as people read them on a terminal, in a pipe or in a log."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from typing import TextIO
+
+DEFAULT_WIDTH = 80
+
+GOOD, BUSY, BAD, FAINT, STRONG, IDLE, ACTIVE = "32", "33", "31", "2", "1", "36", "34"
+"""The styles, as the codes that terminals know them by."""
+
+_COMPACT_FROM = 10_000_000
+_UNITS = ((1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"))
+_MINUTE_S = 60
+_HOUR_S = 3600
+_DAY_S = 86400
+
+
+def printable(text: str) -> str:
+    """Return ``text`` without control characters: whoever may write a ledger could otherwise steer this terminal."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def styled(text: str, style: str, *, colour: bool) -> str:
+    """Return ``text`` in a style, or as it is."""
+    return f"\033[{style}m{text}\033[0m" if colour and style and text else text
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Return whether colours go to ``stream``: a terminal that knows them, and ``NO_COLOR`` is not set."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Return how many columns fit on a line of ``stream``; None if it is no terminal, where nothing is cut."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    if not stream.isatty():
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_WIDTH
+    except OSError:
+        return DEFAULT_WIDTH
+
+
+def can_show(stream: TextIO, characters: str) -> bool:
+    """Return whether the encoding of ``stream`` has these characters."""
+    try:
+        characters.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def count(number: int) -> str:
+    """Return a number of tokens: exact with separators, above ten millions rounded with a unit."""
+    if number < _COMPACT_FROM:
+        return f"{number:,}"
+    factor, unit = next((factor, unit) for factor, unit in _UNITS if number >= factor)
+    return f"{number / factor:.1f}{unit}"
+
+
+def limit_text(limit_tokens: int) -> str:
+    """Return a limit."""
+    return "unlimited" if limit_tokens < 0 else count(limit_tokens)
+
+
+def pair_text(revision: int, limit_tokens: int) -> str:
+    """Return a revision and its limit."""
+    return f"r{revision} {limit_text(limit_tokens)}"
+
+
+def age(seconds: float | None) -> str:
+    """Return how long ago something was."""
+    if seconds is None:
+        return "never"
+    seconds = max(0.0, seconds)
+    if seconds < _MINUTE_S:
+        return f"{seconds:.1f} s"
+    if seconds < _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    return f"{seconds / _HOUR_S:.0f} h" if seconds < _DAY_S else f"{seconds / _DAY_S:.0f} d"

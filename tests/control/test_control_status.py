@@ -1,0 +1,170 @@
+"""``status``: the table for people, the exact figures for programs, and the history of publications."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.commands import Control, Toys
+
+GPUS = "GPU-0,GPU-1,GPU-2,GPU-3"
+
+
+def test_table_shows_desired_applied_outcome_and_figures(control: Control, toys: Toys) -> None:
+    """The table shows what was asked for, what holds, and the cache's figures."""
+    toys.start("chat", gpus=GPUS)
+    control.run("set", "5k", "--instance", "chat", "--wait")
+    lines = control.run("status").stdout.splitlines()
+    assert lines[0].split() == ["INSTANCE", "DESIRED", "APPLIED", "OUTCOME", "EVICTED", "AGE"]
+    assert lines[1].split() == ["ENGINE", "CACHE", "IDLE", "ACTIVE", "CAPACITY", "ERRORS"]
+    assert lines[2].split()[:7] == ["chat", "r1", "5,000", "r1", "5,000", "applied", "5,008"]
+    assert lines[3].split()[-4:] == ["4,992", "2,000", "100,000", "0"]
+    assert "4 GPUs" in lines[3]
+
+
+def test_table_fits_eighty_columns_and_loses_no_figure(control: Control, toys: Toys) -> None:
+    """On a narrow terminal only the name is cut; in a pipe nothing is."""
+    name = "a-model-with-a-name-as-long-as-names-may-be-which-is-63-letters"
+    toys.start(name, capacity=2_000_000_000, idle=1_900_000_000, startup_limit=-1, trouble="unsupported")
+    narrow = control.run("status", COLUMNS="80").stdout
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert name not in narrow
+    assert name in control.run("status").stdout
+
+
+def test_remarks_give_the_reason(control: Control, toys: Toys) -> None:
+    """A rejection, a failed eviction and tokens that are held are explained below their row."""
+    toys.start("pipe", gpus=GPUS, trouble="pipeline")
+    toys.start("broken", trouble="eviction")
+    toys.start("busy", trouble="locked")
+    toys.start("foreign", trouble="unsupported")
+    toys.start("deaf", trouble="deaf")
+    for instance in ("pipe", "broken", "busy", "deaf"):
+        control.run("set", "none", "--instance", instance, "--wait", "0.5")
+    text = control.run("status", COLUMNS="200").stdout
+    assert "rejected, 16,000 stays in force: pp_size is 2" in text
+    assert "RuntimeError: the block table is locked" in text
+    assert "10,000 tokens above the limit are not evictable now" in text
+    assert "not controlled: hook target Scheduler.evict is missing" in text
+    assert "r1 0 is published and not taken over yet" in text
+
+
+def test_split_names_the_members(control: Control, toys: Toys, ledger_dir: Path) -> None:
+    """Members that carry different pairs are named, with what each carries."""
+    toys.start("chat", gpus="GPU-0,GPU-1")
+    (ledger_dir / "GPU-1.ledger").rename(ledger_dir / "away")
+    assert control.run("set", "5k", "--instance", "chat").returncode == 4
+    assert "split: r1 5,000 in GPU-0; 1 member(s) without a usable ledger" in control.run("status").stdout
+
+
+def test_colours_only_on_a_terminal(control: Control, toys: Toys) -> None:
+    """Colours go to a terminal, not to a pipe, and not where NO_COLOR is set."""
+    toys.start("chat")
+    command = control.command("status")
+    assert "\033[" not in control.run("status").stdout
+    assert "\033[32m" not in _in_terminal(command, NO_COLOR="1")
+    assert "\033[2m" in _in_terminal(command, NO_COLOR="")
+
+
+def test_plain_letters_where_the_encoding_has_no_blocks(control: Control, toys: Toys) -> None:
+    """A terminal without Unicode gets a bar of plain letters."""
+    toys.start("chat", idle=50_000, startup_limit=-1)
+    text = control.run("status", PYTHONIOENCODING="ascii").stdout
+    assert "######=....." in text
+
+
+def test_control_characters_of_a_peer_do_not_reach_the_terminal(control: Control, toys: Toys) -> None:
+    """A note with an escape sequence, written past the command line, is shown without it."""
+    toys.start("chat")
+    script = "import sys; from kvcached.publication import publish; publish(5, 'chat', sys.argv[1], note='\\033[31m')"
+    subprocess.run([sys.executable, "-c", script, str(control.directory)], check=True)
+    text = control.run("status", "--history").stdout
+    assert "note: ?[31m" in text
+
+
+def test_history_tells_who_when_and_what(control: Control, toys: Toys) -> None:
+    """Each publication is listed once, oldest first, however many members recorded it."""
+    toys.start("chat", gpus=GPUS)
+    toys.start("other")
+    for limit in ("5k", "unlimited"):
+        control.run("set", limit, "--instance", "chat")
+    control.run("set", "1k", "--instance", "other")
+    first, second = control.json("status", "--history", "--instance", "chat")["history"]
+    assert first["old"] == {"revision": 0, "limit_tokens": 16000}
+    assert first["new"] == second["old"] == {"revision": 1, "limit_tokens": 5000}
+    assert second["new"] == {"revision": 2, "limit_tokens": -1}
+    assert (first["uid"], first["program"], first["members"]) == (os.getuid(), "kvcached-control", 4)
+    text = control.run("status", "--history").stdout
+    assert text.count("kvcached-control[") == 3
+
+
+def test_history_outlives_the_instance_and_is_bounded(control: Control, toys: Toys) -> None:
+    """The last 32 publications stay readable after the engine's end."""
+    engine = toys.start("chat")
+    script = (
+        "import sys; from kvcached.publication import publish\n"
+        "for limit in range(40): publish(limit, 'chat', sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", script, str(control.directory)], check=True)
+    engine.kill()
+    engine.wait()
+    found = control.json("status", "--history")
+    assert found["instances"] == []
+    assert [entry["new"]["limit_tokens"] for entry in found["history"]] == list(range(8, 40))
+
+
+def test_unusable_files_are_named_and_the_others_shown(control: Control, toys: Toys, ledger_dir: Path) -> None:
+    """A corrupt ledger is named on standard error; the rest is shown, and the exit code is not 0."""
+    toys.start("chat")
+    (ledger_dir / "GPU-9.ledger").write_bytes(b"")
+    result = control.run("status")
+    assert result.returncode == 1
+    assert "chat" in result.stdout
+    assert f"{ledger_dir}/GPU-9.ledger: is 0 bytes long" in result.stderr
+
+
+def test_missing_instance_and_directory_are_named(control: Control, ledger_dir: Path) -> None:
+    """Nothing to show is one sentence that names the directory, with the exit code for unavailable."""
+    result = control.run("status", "--instance", "nobody")
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr.startswith(f"kvcached-control: no live instance 'nobody' in {ledger_dir}")
+    ledger_dir.rmdir()
+    result = control.run("status")
+    assert result.returncode == 3
+    assert result.stderr == (
+        f"kvcached-control: ledger directory {ledger_dir} cannot be opened: No such file or directory\n"
+    )
+
+
+def test_json_needs_no_table_and_keeps_to_one_object(control: Control, toys: Toys) -> None:
+    """``--json`` prints one object with the contract's fields."""
+    toys.start("chat", gpus="GPU-0,GPU-1")
+    found = control.json("status")
+    assert found["ledger_dir"] == str(control.directory)
+    (instance,) = found["instances"]
+    assert set(instance) >= {"name", "engine", "pid", "replicas"}
+    (replica,) = instance["replicas"]
+    assert [member["gpu"] for member in replica["members"]] == ["GPU-0", "GPU-1"]
+    assert replica["outcome"] == "startup"
+
+
+def _in_terminal(command: list[str], **environment: str) -> str:
+    """Run a command with a terminal as its standard output, and return what it wrote."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, stdout=theirs, env={**os.environ, "TERM": "xterm", **environment})
+    os.close(theirs)
+    text = bytearray()
+    try:
+        while chunk := os.read(ours, 4096):
+            text += chunk
+    except OSError:  # the terminal ends with its last user
+        pass
+    os.close(ours)
+    assert process.wait() == 0
+    return text.decode()
