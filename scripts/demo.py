@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,19 +30,25 @@ class Scene:
     load: tuple[str, ...]
     startup_limit: str
     publications: tuple[tuple[float, str], ...]
+    last_limit: str
+    """Published once the engine idles."""
 
 
 TRACE_SCENE = Scene(
     load=("--speed", "140"),
     startup_limit="400000",
-    publications=((6.0, "2m"), (13.0, "250k"), (19.0, "1200k"), (29.0, "100k")),
+    publications=((6.0, "2m"), (13.0, "250k"), (19.0, "1200k")),
+    last_limit="100k",
 )
 GENERATED_SCENE = Scene(
     load=("--requests", "1500", "--speed", "6"),
     startup_limit="40000",
-    publications=((6.0, "200k"), (13.0, "25k"), (19.0, "120k"), (29.0, "10k")),
+    publications=((6.0, "200k"), (13.0, "25k"), (19.0, "120k")),
+    last_limit="10k",
 )
-LINGER_S = 8.0
+LINGER_S = 10.0
+IDLE_FOR_S = 2.0
+"""How long the engine is seen to have no request before it counts as idle."""
 
 
 def main() -> int:
@@ -61,6 +68,8 @@ def main() -> int:
     with Engine(*arguments, instance=INSTANCE, environment=environment) as engine:
         _say(f"$ KVCACHED_MAX_CACHED_TOKENS={scene.startup_limit} {_spell(engine.command)} &")
         publications = [_publish(engine, moment, limit) for moment, limit in scene.publications]
+        _wait_until_idle(engine)
+        publications.append(_publish(engine, engine.now(), scene.last_limit))
         report = engine.finish()
     samples = [json.loads(line) for line in timeline.read_text(encoding="utf-8").splitlines()]
     timeline.unlink()
@@ -76,6 +85,14 @@ def _publish(engine: Engine, moment: float, limit: str) -> Publication:
     publication = engine.publish(limit, "--wait")
     _say(f"         {publication.output}")
     return publication
+
+
+def _wait_until_idle(engine: Engine) -> None:
+    idle_since = engine.now()
+    while engine.now() - idle_since < IDLE_FOR_S and engine.process.poll() is None:
+        time.sleep(0.1)
+        if engine.active_tokens() > 0:
+            idle_since = engine.now()
 
 
 def _spell(command: Sequence[str]) -> str:

@@ -9,6 +9,8 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def draw(
     ranks = len(report["ranks"])
     figure, panels = plt.subplots(ranks, 1, sharex=True, sharey=True, figsize=(11, 1.1 + 1.55 * ranks), dpi=140)
     end_s = max(sample["t"] for sample in samples)
-    top = max(max(one["idle_tokens"], one["limit_tokens"]) for one in samples) * 1.12
+    top = max(max(one["idle_tokens"], one["limit_tokens"]) for one in samples) * 1.25
     for rank, panel in enumerate(panels):
         _draw_rank(panel, rank, [one for one in samples if one["rank"] == rank], end_s)
         _draw_publications(panel, report["ranks"][rank]["updates"], top)
@@ -51,7 +53,8 @@ def draw(
         fontweight="bold",
         color=INK,
     )
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="upper right", ncols=2, frameon=False)
+    idle, limit = Patch(color=FAINT, alpha=0.5), Line2D([], [], color=LIMIT)
+    figure.legend([idle, limit], ["idle tokens", "limit"], loc="upper right", ncols=2, frameon=False)
     figure.tight_layout(rect=(0, 0, 1, 0.995))
     figure.savefig(path)
     plt.close(figure)
@@ -63,8 +66,8 @@ def _draw_rank(panel: Axes, rank: int, samples: Sequence[dict[str, Any]], end_s:
     limits = [one["limit_tokens"] for one in samples]
     colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
     panel.fill_between(times, [*idle, idle[-1]], step="post", color=colour, alpha=0.28, linewidth=0)
-    panel.step(times, [*idle, idle[-1]], where="post", color=colour, linewidth=1.4, label="idle tokens")
-    panel.step(times, [*limits, limits[-1]], where="post", color=LIMIT, linewidth=1.6, label="limit")
+    panel.step(times, [*idle, idle[-1]], where="post", color=colour, linewidth=1.4)
+    panel.step(times, [*limits, limits[-1]], where="post", color=LIMIT, linewidth=1.6)
     panel.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", color=colour, fontweight="bold")
     panel.yaxis.set_major_formatter(FuncFormatter(_short))
     panel.tick_params(colors=INK, labelsize=8.5)

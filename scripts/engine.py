@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvcached.control import get_instances
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
@@ -92,6 +94,11 @@ class Engine:
             check=False,
         )
         return Publication(limit, at_s, result.returncode, result.stdout.strip())
+
+    def active_tokens(self) -> int:
+        """Return how many tokens requests hold, as the engine last reported it."""
+        instances = get_instances(self.folder / "ledger")
+        return sum(replica.active_tokens for instance in instances for replica in instance.replicas)
 
     def finish(self) -> dict[str, Any]:
         """Wait for the end of the engine and return its report."""
