@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, replace
 
 from kvcached import _native
+from kvcached.elsewhere import elsewhere
 from kvcached.instances import find_conflict, find_replicas
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
 from kvcached.values import MAX_REVISION, UNLIMITED, Outcome, Update
@@ -125,7 +126,9 @@ def publish(
     try:
         with LedgerDirectory(ledger_dir, writable=True) as directory:
             return _publish_in(directory, nothing, if_revision, note)
-    except (LedgerDirectoryError, _native.NativeLibraryError) as error:
+    except LedgerDirectoryError as error:
+        return replace(nothing, warnings=(f"{error}{elsewhere(ledger_dir)}",))
+    except _native.NativeLibraryError as error:
         return replace(nothing, warnings=(str(error),))
 
 
@@ -135,7 +138,7 @@ def _publish_in(
     replicas = find_replicas(directory.open_all(), nothing.instance_name)
     refused = tuple(f"{refusal.path}: {refusal.reason}" for refusal in directory.refusals)
     if not replicas:
-        missing = f"no live instance {nothing.instance_name!r} in {directory.path}"
+        missing = f"no live instance {nothing.instance_name!r} in {directory.path}{elsewhere(directory.path)}"
         return replace(nothing, warnings=(missing, *refused))
     conflict = find_conflict(replicas)
     if conflict is not None:
@@ -149,7 +152,7 @@ def _publish_in(
         warning = f"revisions are used up at {MAX_REVISION}: restart the engine, which begins at 0 again"
         return replace(nothing, warnings=(warning,))
     attempt.finish(note)
-    return _result(attempt, nothing, (*_advice(replicas, nothing.limit_tokens), *refused))
+    return _result(attempt, nothing, (*advice(replicas, nothing.limit_tokens), *refused))
 
 
 class _Attempt:
@@ -257,7 +260,7 @@ def _result(attempt: _Attempt, nothing: PublicationResult, warnings: tuple[str, 
     return replace(nothing, status=status, revision=revision, gpus=tuple(attempt.results), warnings=warnings)
 
 
-def _advice(replicas: Sequence[Replica], limit_tokens: int) -> list[str]:
+def advice(replicas: Sequence[Replica], limit_tokens: int) -> list[str]:
     """Return what a caller would want to know about this limit and these engines."""
     warnings = []
     for replica in replicas:

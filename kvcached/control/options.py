@@ -7,6 +7,9 @@ import math
 
 from kvcached.settings import SettingsError, check_instance_name
 
+MAX_NOTE_BYTES = 55
+"""How long a note may be: what a ledger's record of publications has room for."""
+
 
 def add_ledger_dir(parser: argparse.ArgumentParser) -> None:
     """Declare ``--ledger-dir``."""
@@ -40,3 +43,11 @@ def seconds(text: str) -> float:
         message = f"{text!r} is not a number of seconds"
         raise argparse.ArgumentTypeError(message)
     return value
+
+
+def note(text: str) -> str:
+    """Parse a note: what a ledger's record holds whole, and what a terminal may show."""
+    if len(text.encode(errors="surrogateescape")) > MAX_NOTE_BYTES or not text.isprintable():
+        message = f"a note is one line of at most {MAX_NOTE_BYTES} bytes"
+        raise argparse.ArgumentTypeError(message)
+    return text

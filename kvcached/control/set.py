@@ -1,21 +1,26 @@
-"""``kvcached-control set``: publish a limit, and wait for it if asked to."""
+"""``kvcached-control set``: publish a limit to one instance or to several, and wait for it if asked to."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import nullcontext
 
 from kvcached.control import exits
 from kvcached.control.limits import format_limit, parse_limit
-from kvcached.control.options import add_json, add_ledger_dir, instance_name, seconds
+from kvcached.control.options import add_json, add_ledger_dir, note, seconds
+from kvcached.control.targets import ANY, check_name_or_pattern, is_pattern, matching_instances
 from kvcached.control.waiting import wait_until_applied
+from kvcached.elsewhere import elsewhere
+from kvcached.ledger import LedgerDirectoryError
 from kvcached.publication import publish
-from kvcached.settings import choose_ledger_dir
+from kvcached.settings import SettingsError, choose_ledger_dir
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from kvcached.control.progress import Shrinking
@@ -24,23 +29,32 @@ if TYPE_CHECKING:
 DEFAULT_WAIT_S = 60.0
 
 EPILOG = """\
-example:
+examples:
   kvcached-control set 16k --instance my-model --wait
+  kvcached-control set none --instance 'chat-*' --dry-run
+  kvcached-control set unlimited --all --note "night shift"
 exit codes:
   0 accepted (with --wait: applied)   2 usage      3 unavailable   4 partial
-  5 superseded                        6 timed out  7 the engine will not apply it"""
+  5 superseded                        6 timed out  7 the engine will not apply it
+  of several instances the highest"""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = commands.add_parser("set", help="change how many idle tokens an instance keeps", epilog=EPILOG)
     parser.add_argument("limit", metavar="LIMIT", type=_limit, help="tokens: 16000, 16k, 2m, unlimited or none")
-    parser.add_argument("--instance", metavar="NAME", required=True, type=instance_name, help="the engine's name")
+    targets = parser.add_mutually_exclusive_group(required=True)
+    targets.add_argument(
+        "--instance", metavar="NAME", type=_name_or_pattern, help="the engine's name, or a pattern such as 'chat-*'"
+    )
+    targets.add_argument("--all", action="store_const", const=ANY, dest="instance", help="every live instance")
     add_ledger_dir(parser)
     parser.add_argument(
         "--if-revision", metavar="N", type=int, help="publish only if the instance's highest revision is N"
     )
-    parser.add_argument(
+    parser.add_argument("--note", metavar="TEXT", type=note, default="", help="why, for status --history")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument(
         "--wait",
         metavar="SECONDS",
         nargs="?",
@@ -48,6 +62,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         const=DEFAULT_WAIT_S,
         help=f"wait until it is applied and the excess evicted (default {DEFAULT_WAIT_S:.0f} s)",
     )
+    when.add_argument("--dry-run", action="store_true", help="show what would be evicted, and publish nothing")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -61,20 +76,72 @@ def _limit(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _name_or_pattern(text: str) -> str:
+    import argparse  # noqa: PLC0415 - as above
+
+    try:
+        return check_name_or_pattern(text)
+    except SettingsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Publish, wait, print; the exit code."""
     directory = choose_ledger_dir(arguments.ledger_dir)
-    result = publish(arguments.limit, arguments.instance, directory, if_revision=arguments.if_revision)
-    if arguments.wait is not None and result.accepted:
-        with _progress(json_wanted=arguments.json) as progress:
-            result = wait_until_applied(result, directory, arguments.wait, progress)
-    elif arguments.wait is not None:
-        result = _not_waited(result)
+    if is_pattern(arguments.instance):
+        return _run_on_several(arguments, directory)
+    if arguments.dry_run:
+        from kvcached.control.dry_run import run_dry  # noqa: PLC0415 - only when asked for
+
+        return run_dry(arguments, [arguments.instance], directory)
+    return _run_on(arguments, [arguments.instance], directory)
+
+
+def _run_on_several(arguments: argparse.Namespace, directory: str) -> int:
+    """Look up who is meant, and do for each what is done for one."""
+    if arguments.if_revision is not None:
+        message = "--if-revision goes with one instance, by its name: each counts its own revisions"
+        raise SettingsError(message)
+    try:
+        names = matching_instances(arguments.instance, directory)
+        problem = f"no live instance matches {arguments.instance!r} in {directory}{elsewhere(directory)}"
+    except LedgerDirectoryError as error:
+        names, problem = [], f"{error}{elsewhere(directory)}"
+    if not names:
+        if arguments.json:
+            print(json.dumps({"results": []}))
+        print(f"kvcached-control: unavailable: {problem}", file=sys.stderr)
+        return exits.UNAVAILABLE
+    if arguments.dry_run:
+        from kvcached.control.dry_run import run_dry  # noqa: PLC0415 - only when asked for
+
+        return run_dry(arguments, names, directory)
+    return _run_on(arguments, names, directory)
+
+
+def _run_on(arguments: argparse.Namespace, names: Sequence[str], directory: str) -> int:
+    """Publish to all of them before waiting for any."""
+    deadline = time.monotonic() + (arguments.wait or 0.0)
+    results = [
+        publish(arguments.limit, name, directory, if_revision=arguments.if_revision, note=arguments.note)
+        for name in names
+    ]
+    if arguments.wait is not None:
+        results = [_wait(result, directory, deadline, json_wanted=arguments.json) for result in results]
     if arguments.json:
-        print(json.dumps(result.to_dict()))
+        whole = {"results": [result.to_dict() for result in results]}
+        print(json.dumps(whole if is_pattern(arguments.instance) else results[0].to_dict()))
     else:
-        _print_result(result, directory)
-    return exit_code(result)
+        for result in results:
+            _print_result(result, directory)
+    return max(exit_code(result) for result in results)
+
+
+def _wait(result: PublicationResult, directory: str, deadline: float, *, json_wanted: bool) -> PublicationResult:
+    if not result.accepted:
+        return _not_waited(result)
+    with _progress(json_wanted=json_wanted) as progress:
+        return wait_until_applied(result, directory, max(0.0, deadline - time.monotonic()), progress)
 
 
 def _not_waited(result: PublicationResult) -> PublicationResult:

@@ -8,6 +8,7 @@ import sys
 from kvcached.control import exits
 from kvcached.control.options import add_json, add_ledger_dir, instance_name
 from kvcached.control.view import read_view
+from kvcached.elsewhere import elsewhere
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
 from kvcached.settings import choose_ledger_dir
 
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     except LedgerDirectoryError as error:
         if arguments.json:
             print(json.dumps({"ledger_dir": path, "instances": []}))
-        print(f"kvcached-control: {error}", file=sys.stderr)
+        print(f"kvcached-control: {error}{elsewhere(path)}", file=sys.stderr)
         return exits.UNAVAILABLE
     if arguments.json:
         print(json.dumps(_to_dict(path, view, history)))
@@ -101,7 +102,7 @@ def _conclude(path: str, view: View, wanted: str | None) -> int:
         print(f"kvcached-control: {problem}", file=sys.stderr)
     if not view.instances:
         what = f"live instance {wanted!r}" if wanted else "live instance"
-        print(f"kvcached-control: no {what} in {path}", file=sys.stderr)
+        print(f"kvcached-control: no {what} in {path}{elsewhere(path)}", file=sys.stderr)
         if wanted:
             return exits.UNAVAILABLE
     return exits.PROBLEM if problems else exits.OK

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.support.commands import Control, Toys
+from support.commands import Control, Toys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,114 @@
+"""What a limit would do, without publishing it: evicted at once, evicted later, and what speaks against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcached.elsewhere import elsewhere
+from kvcached.instances import find_conflict, find_replicas
+from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
+from kvcached.publication import advice
+from kvcached.values import Outcome
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+    from kvcached.instances import Replica
+
+
+@dataclass(frozen=True)
+class ReplicaForecast:
+    """What one replica would do. All sizes are tokens.
+
+    ``kept_tokens`` is what may stay idle, -1 for anything, and at least one block of a positive limit.
+    ``evict_later_tokens`` is how many of the tokens in use now would go at most when their requests end.
+    """
+
+    replica: int
+    kept_tokens: int
+    idle_tokens: int
+    active_tokens: int
+    evict_now_tokens: int
+    evict_later_tokens: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "replica": self.replica,
+            "kept_tokens": self.kept_tokens,
+            "idle_tokens": self.idle_tokens,
+            "active_tokens": self.active_tokens,
+            "evict_now_tokens": self.evict_now_tokens,
+            "evict_later_tokens": self.evict_later_tokens,
+        }
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a publication to an instance would do; ``status`` is the one it would most likely return."""
+
+    status: str
+    instance_name: str
+    limit_tokens: int
+    revision: int
+    replicas: tuple[ReplicaForecast, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "dry_run": True,
+            "status": self.status,
+            "instance_name": self.instance_name,
+            "limit_tokens": self.limit_tokens,
+            "revision": self.revision,
+            "replicas": [replica.to_dict() for replica in self.replicas],
+            "warnings": list(self.warnings),
+        }
+
+
+def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, if_revision: int | None) -> Forecast:
+    """Return what publishing a limit would do now. Writes nothing; what stands in the way is in the result."""
+    nothing = Forecast("unavailable", instance_name, limit_tokens, 0)
+    try:
+        # Opened for writing, because that is what the publication would need; nothing is written.
+        with LedgerDirectory(ledger_dir, writable=True) as directory:
+            replicas = find_replicas(directory.open_all(), instance_name)
+            refused = tuple(f"{refusal.path}: {refusal.reason}" for refusal in directory.refusals)
+    except LedgerDirectoryError as error:
+        return _with(nothing, warnings=(f"{error}{elsewhere(ledger_dir)}",))
+    if not replicas:
+        missing = f"no live instance {instance_name!r} in {ledger_dir}{elsewhere(ledger_dir)}"
+        return _with(nothing, warnings=(missing, *refused))
+    conflict = find_conflict(replicas)
+    if conflict is not None:
+        return _with(nothing, warnings=(conflict,))
+    newest = max(member.slot.desired.revision for replica in replicas for member in replica.members)
+    if if_revision is not None and newest != if_revision:
+        warning = f"the instance's highest revision is {newest}, not {if_revision}"
+        return _with(nothing, status="superseded", warnings=(warning,))
+    return Forecast(
+        "partial" if any(replica.missing for replica in replicas) else "accepted",
+        instance_name,
+        limit_tokens,
+        newest + 1,
+        tuple(_forecast_replica(replica, limit_tokens) for replica in replicas),
+        (*advice(replicas, limit_tokens), *refused),
+    )
+
+
+def _with(nothing: Forecast, *, warnings: tuple[str, ...], status: str = "unavailable") -> Forecast:
+    return Forecast(status, nothing.instance_name, nothing.limit_tokens, 0, warnings=warnings)
+
+
+def _forecast_replica(replica: Replica, limit_tokens: int) -> ReplicaForecast:
+    identity, report = replica.slot.identity, replica.slot.report
+    idle, active = report.idle_tokens, report.active_tokens
+    index = identity.replica
+    refuses = report.outcome in (Outcome.UNSUPPORTED_ENGINE, Outcome.REJECTED_PIPELINE_PARALLEL)
+    if limit_tokens < 0 or refuses:
+        return ReplicaForecast(index, report.applied.limit_tokens if refuses else limit_tokens, idle, active, 0, 0)
+    kept = max(limit_tokens, identity.block_tokens) if limit_tokens else 0
+    now = max(0, idle - kept)
+    return ReplicaForecast(index, kept, idle, active, now, max(0, idle - now + active - kept))

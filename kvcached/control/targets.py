@@ -1,0 +1,51 @@
+"""Which instances a command means: one name, a pattern, or all."""
+
+from __future__ import annotations
+
+import re
+
+from kvcached.ledger import LedgerDirectory
+from kvcached.settings import SettingsError, check_instance_name
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvcached.ledger import Ledger
+
+ANY = "*"
+"""The pattern of ``--all``."""
+
+_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,63}")
+_WILD = frozenset("*?[")
+
+
+def check_name_or_pattern(text: str) -> str:
+    """Return ``text`` if it can name instances, else raise :class:`SettingsError`."""
+    if not is_pattern(text):
+        return check_instance_name(text)
+    if _PATTERN.fullmatch(text) is None:
+        message = f"pattern {text!r} is malformed; it takes 1 to 63 of A-Z a-z 0-9 . _ - and the wild cards * ? [...]"
+        raise SettingsError(message)
+    return text
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether ``text`` stands for any number of instances."""
+    return not _WILD.isdisjoint(text)
+
+
+def matching_instances(pattern: str, ledger_dir: str) -> list[str]:
+    """Return the names of live instances that match, sorted.
+
+    Raises :class:`LedgerDirectoryError`, or :class:`NativeLibraryError`.
+    """
+    from fnmatch import fnmatchcase  # noqa: PLC0415 - only for a pattern
+
+    with LedgerDirectory(ledger_dir, writable=False) as directory:
+        return [name for name in instance_names(directory.open_all()) if fnmatchcase(name, pattern)]
+
+
+def instance_names(ledgers: Iterable[Ledger]) -> list[str]:
+    """Return the names of the live instances, sorted."""
+    return sorted({slot.identity.instance_name for ledger in ledgers for _, slot in ledger.handle.live_slots()})
