@@ -103,7 +103,7 @@ def build(kind: str, *, page: int = 1, size: int = 4096) -> Cached:
     try:
         requests, allocator, components = _pools(kind, page, size)
         tree = _tree(kind, page, requests, allocator, components)
-    except (ImportError, AttributeError, TypeError, RuntimeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         message = f"no {kind} cache in this release: {error}"
         raise UnavailableError(message) from error
     return Cached(tree, allocator, requests, size)

@@ -27,7 +27,7 @@ STRICT = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
 }
-ALARMS = ("divergence", "memory leak", "Scheduler hit an exception", "Traceback")
+ALARMS = ("Found rank divergence", "memory leak", "Scheduler hit an exception", "Traceback")
 
 
 def crowd() -> list[list[int]]:

@@ -1,0 +1,240 @@
+"""What the plugin costs SGLang and how fast a limit is applied; run by ``scripts/bench-sglang``.
+
+All figures come from real parts: SGLang's own hook registry, radix trees and servers, on the CPU. Ratios and counts
+carry over to other machines, milliseconds do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang_caches import Cached, build
+from sglang_model import write_model
+from sglang_server import Server, write_probe_entry_point
+
+from kvcached.control import set_prefix_cache_retention_limit
+from kvcached.engines.sglang.cache import RadixPrefixCache
+from kvcached.engines.sglang.hooks import SchedulerHooks
+from kvcached.engines.sglang.replica import CHUNK_TOKENS
+from kvcached.policy import RetentionPolicy
+from kvcached.settings import read_settings
+from kvcached.values import Update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LEAVES = 1000
+LEAF_TOKENS = 100
+ROUNDS = 5
+CALLS = 200_000
+PUBLICATIONS = 40
+
+
+class Receiver:
+    """Stands where SGLang's request receiver stands, and does nothing: what is measured is the hook."""
+
+    def _broadcast_reqs_across_ranks(self, recv_reqs: list[Any], local_reqs: object = None) -> list[Any]:  # noqa: ARG002
+        return recv_reqs
+
+
+class Scheduler:
+    """Stands where SGLang's scheduler stands, and does nothing."""
+
+    def process_input_requests(self, recv_reqs: list[Any]) -> None:
+        """Process nothing."""
+
+
+class PlainReceiver(Receiver):
+    """The same without hooks."""
+
+    def _broadcast_reqs_across_ranks(self, recv_reqs: list[Any], local_reqs: object = None) -> list[Any]:  # noqa: ARG002
+        return recv_reqs
+
+
+class PlainScheduler(Scheduler):
+    """The same without hooks."""
+
+    def process_input_requests(self, recv_reqs: list[Any]) -> None:
+        """Process nothing."""
+
+
+def filled(kind: str) -> Cached:
+    """Return a cache of that kind with 100,000 idle tokens in 1,000 leaves."""
+    cached = build(kind, size=131072)
+    for leaf in range(LEAVES):
+        cached.insert([leaf * 1000 + step for step in range(LEAF_TOKENS)])
+    return cached
+
+
+def measure_big_drop(kind: str) -> dict[str, Any]:
+    """Compare a drop from 100,000 idle tokens to 0 with the cache's own eviction of everything."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams  # noqa: PLC0415
+
+    own, total, longest = [], [], []
+    for _ in range(ROUNDS):
+        tree = filled(kind).tree_cache
+        own.append(_ms(lambda tree=tree: tree.evict(EvictParams(num_tokens=tree.evictable_size()))))
+        policy = RetentionPolicy(RadixPrefixCache(filled(kind)), -1, chunk_tokens=CHUNK_TOKENS)
+        holds = [_ms(lambda policy=policy: policy.update(Update(1, 0)))]
+        while policy.draining:
+            holds.append(_ms(policy.on_step))
+        total.append(sum(holds))
+        longest.append(max(holds))
+    return {
+        "cache": kind,
+        "own_eviction_ms": round(statistics.median(own), 2),
+        "in_chunks_ms": round(statistics.median(total), 2),
+        "ratio": round(statistics.median(total) / statistics.median(own), 2),
+        "longest_hold_ms": round(statistics.median(longest), 2),
+        "chunks": -(-LEAVES * LEAF_TOKENS // CHUNK_TOKENS),
+    }
+
+
+def measure_hooks(kind: str, folder: Path) -> dict[str, Any]:
+    """Measure what the two hooks of each iteration cost with nothing to do, on a source rank and on another one."""
+    found = {"cache": kind}
+    for rank, source in (("source", True), ("other", False)):
+        hooks = _placed_hooks(kind, folder / f"{kind}-{rank}", source=source)
+        _install_on_stand_ins(hooks)
+        plain, hooked = [], []
+        for _ in range(ROUNDS):
+            plain.append(_iteration_ns(PlainReceiver(), PlainScheduler()))
+            hooked.append(_iteration_ns(Receiver(), Scheduler()))
+        found[f"{rank}_rank_ns"] = round(min(hooked) - min(plain))
+    return found
+
+
+def _iteration_ns(receiver: Receiver, scheduler: Scheduler) -> float:
+    requests: list[Any] = []
+    began = time.thread_time_ns()  # not the wall: other processes' time is none of the hooks'
+    for _ in range(CALLS):
+        scheduler.process_input_requests(receiver._broadcast_reqs_across_ranks(requests, requests))
+    return (time.thread_time_ns() - began) / CALLS
+
+
+def _install_on_stand_ins(hooks: SchedulerHooks) -> None:
+    """Let SGLang's registry wrap the stand-ins as it wraps the real ones, anew for each hooks."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+
+    for owner, name, hook, kind in (
+        (Receiver, "_broadcast_reqs_across_ranks", hooks.announce, HookType.BEFORE),
+        (Scheduler, "process_input_requests", hooks.end_iteration, HookType.AFTER),
+    ):
+        method = getattr(owner, name)
+        setattr(owner, name, getattr(method, "__wrapped__", method))
+        target = f"{__name__}.{owner.__name__}.{name}"
+        HookRegistry._hooks.pop(target, None)
+        HookRegistry._patched.discard(target)
+        HookRegistry.register(target, hook, kind)
+    HookRegistry.apply_hooks()
+
+
+def _placed_hooks(kind: str, folder: Path, *, source: bool) -> SchedulerHooks:
+    """Return hooks that believe to be in a scheduler of two tensor-parallel ranks, started with a limit."""
+    from sglang.utils import TypeBasedDispatcher  # noqa: PLC0415
+
+    folder.mkdir()
+    environ = {"KVCACHED_LEDGER_DIR": str(folder / "ledgers"), "KVCACHED_INSTANCE_NAME": "bench"}
+    cached = build(kind)
+    cached.insert(list(range(1000)))
+    rank = 0 if source else 1
+    ranks = {"tp": 2, "attn_tp": 2, "attn_cp": 1, "attn_dp": 1, "pp": 1}
+    state = {f"{name}_size": size for name, size in ranks.items()} | {f"{name}_rank": 0 for name in ranks}
+    scheduler = SimpleNamespace(
+        ps=SimpleNamespace(**{**state, "tp_rank": rank, "attn_tp_rank": rank, "dp_rank": None, "gpu_id": rank}),
+        server_args=SimpleNamespace(nnodes=1, base_gpu_id=0, gpu_id_step=1, device="cpu"),
+        tree_cache=cached.tree_cache,
+        token_to_kv_pool_allocator=cached.token_to_kv_pool_allocator,
+        idle_sleeper=None,
+        _request_dispatcher=TypeBasedDispatcher([]),
+    )
+    hooks = SchedulerHooks(read_settings("sglang", environ))
+    hooks.take_place(None, scheduler)
+    news = hooks.announce(None, [])
+    messages = news[0][1] if news else []
+    from kvcached.engines.sglang.replica import Startup  # noqa: PLC0415
+
+    for message in messages or [Startup(16000)]:
+        scheduler._request_dispatcher(message)
+    return hooks
+
+
+def measure_latency(folder: Path, *options: str) -> dict[str, Any]:
+    """Measure, on an idle server of two ranks, how long a publication takes until both ranks applied it."""
+    model = folder / "model"
+    model.mkdir()
+    (folder / "entry-point").mkdir()
+    probes = write_probe_entry_point(folder / "entry-point")
+    server = Server(
+        write_model(model, weights=False), folder / "server", probes, ("--tp-size", "2", *options), probes=("timing",)
+    )
+    server.start()
+    try:
+        published = {}
+        for index in range(PUBLICATIONS):
+            time.sleep(0.05 + 0.003 * (index % 7))
+            began = time.monotonic_ns()
+            result = set_prefix_cache_retention_limit(index, instance_name="under-test", ledger_dir=server.ledger_dir)
+            published[result.revision] = (began, time.monotonic_ns())
+        time.sleep(1.5)
+        records = server.records()
+    finally:
+        server.stop()
+    return _summarize(published, [records[0, 0, rank] for rank in (0, 1)])
+
+
+def _summarize(published: dict[int, tuple[int, int]], ranks: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Take the later of the two ranks for each publication."""
+    milliseconds, iterations = [], []
+    for applied in zip(*ranks, strict=True):
+        began, ended = published[applied[0]["revision"]]
+        milliseconds.append((max(each["at"] for each in applied) - began) / 1e6)
+        iterations.append(max(1 + sum(ended < end < each["at"] for end in each["ends"]) for each in applied))
+    return {
+        "publications": len(milliseconds),
+        "iterations": {"median": statistics.median(iterations), "longest": max(iterations)},
+        "ms": {"median": round(statistics.median(milliseconds), 2), "longest": round(max(milliseconds), 2)},
+    }
+
+
+def _ms(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return (time.perf_counter() - began) * 1000
+
+
+def report(**figures: object) -> None:
+    """Print a JSON object on a line of its own."""
+    sys.stdout.write(json.dumps(figures) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Print one JSON object per measurement."""
+    parser = argparse.ArgumentParser(prog="scripts/bench-sglang")
+    parser.add_argument("--no-server", action="store_true", help="leave out what needs a running server")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # more threads stall on small copies
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for kind in ("unified-rust", "unified-python"):
+            report(hooks_per_iteration=measure_hooks(kind, folder))
+            report(drop_to_0=measure_big_drop(kind))
+        if not options.no_server:
+            for label, more in (("idle", ()), ("asleep", ("--sleep-on-idle",))):
+                (folder / label).mkdir()
+                figures = measure_latency(folder / label, *more)
+                report(publication_to_applied={"server": label, **figures})
+
+
+if __name__ == "__main__":
+    main()
