@@ -125,7 +125,7 @@ def _shade_idle(panels: Sequence[Axes], samples: Sequence[dict[str, Any]], end_s
         panel.axvspan(max(busy), end_s, color=FAINT, alpha=0.12, linewidth=0)
     panels[0].text(
         max(busy) + 0.15,
-        0.06,
+        0.64,
         "engine idles",
         transform=panels[0].get_xaxis_transform(),
         fontsize=8.5,

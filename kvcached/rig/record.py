@@ -40,7 +40,7 @@ class Recorder:
     """The notes of one rank."""
 
     def __init__(self, rank: int, policy: RetentionPolicy, cache: BlockCache, *, timeline: bool) -> None:
-        """Take notes on ``policy`` and ``cache``; with ``timeline`` also a sample every 20 ms at most."""
+        """Take notes on ``policy`` and ``cache``; with ``timeline`` also a sample every 20 ms or so."""
         self.start_ns = 0
         """The moment on the monotonic clock from which times in the notes count."""
         self.updates: list[UpdateRecord] = []
@@ -86,6 +86,9 @@ class Recorder:
 
     def end_step(self, step: int) -> None:
         """Note what holds at the end of a step."""
+        # What may stand for long is always sampled: the end of an update's eviction, and an engine without requests.
+        if self._open is not None or self._cache.active_tokens() == 0:
+            self._sample_due_ns = 0
         if self._open is not None:
             self._open.steps = step - self._open.step + 1
             self._follow(self._open)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import random
 import secrets
@@ -79,7 +81,9 @@ def test_ranks_never_differ_under_random_publications(engines: Engines) -> None:
 
 def test_idle_engine_applies_and_drops_in_chunks(engines: Engines) -> None:
     """An engine with nothing to do takes a publication at once, works a big drop off step by step, and rests again."""
-    engine = engines.start("--tp", "2", "--requests", "300", "--chunk-tokens", "4096", "--linger", "100")
+    timeline = engines.directory / "timeline.jsonl"
+    options = ("--chunk-tokens", "4096", "--linger", "100", "--timeline", str(timeline))
+    engine = engines.start("--tp", "2", "--requests", "300", *options)
     engine.publish(-1, wait=30.0)
     engine.wait_for(lambda: engine.status().replicas[0].active_tokens == 0, "end of the load")
     held = engine.status().replicas[0].idle_tokens
@@ -97,6 +101,14 @@ def test_idle_engine_applies_and_drops_in_chunks(engines: Engines) -> None:
     assert (update["complete"], update["idle_tokens_after"]) == (True, 992)
     assert update["evicted_tokens"] == held - 992
     assert update["steps"] == -(-update["evicted_tokens"] // 4096)
+    samples = [json.loads(line) for line in timeline.read_text().splitlines()]
+    for rank in range(2):
+        series = [
+            one["idle_tokens"] for one in samples if one["rank"] == rank and one["revision"] == update["revision"]
+        ]
+        assert series[-1] == 992
+        assert series == sorted(series, reverse=True)
+        assert max(once - later for once, later in itertools.pairwise(series)) == 4096
 
 
 def test_updates_cost_no_collective_and_no_ledger_on_other_ranks(engines: Engines) -> None:
