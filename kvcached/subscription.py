@@ -81,13 +81,18 @@ class Subscription:
         self._watcher = threading.Thread(target=self._watch, name="kvcached-watcher", daemon=True)
         self._next_warning = 0.0
 
-    def start(self) -> None:
+    def start(self, *, patient: bool = False) -> None:
         """Register and start the watcher.
 
-        Raises :class:`InstanceNameTakenError` if a live engine has the name. Any other trouble is logged, and the
-        watcher keeps trying.
+        Raises :class:`InstanceNameTakenError` if a live engine has the name, unless ``patient``: then the name is
+        taken over once that engine is gone. Any other trouble is logged, and the watcher keeps trying.
         """
-        self._register()
+        try:
+            self._register()
+        except InstanceNameTakenError as error:
+            if not patient:
+                raise
+            self._warn(str(error))
         self._watcher.start()
 
     @property

@@ -97,18 +97,20 @@ def _subscribe(
     settings: Settings,
     on_publication: Callable[[], None],
 ) -> Subscription:
-    """Register the replica; under the pid of this process if its default name is taken by a sister engine."""
+    """Register the replica.
+
+    A name that its operator chose and another live engine has is waited for: that may be the predecessor on its way
+    out. A default name is only ever shared by engines of one application; the second goes by its own process.
+    """
     subscription = Subscription(identity, members, settings.ledger_dir, on_publication=on_publication)
     try:
-        subscription.start()
+        subscription.start(patient=is_instance_named() and not settings.strict)
     except InstanceNameTakenError as error:
         if is_instance_named():
-            if settings.strict:
-                raise StartRefusedError(str(error)) from error
-            raise UnsupportedEngineError(str(error)) from error
+            raise StartRefusedError(str(error)) from error
         identity = dataclasses.replace(identity, instance_name=f"vllm-{os.getpid()}")
         subscription = Subscription(identity, members, settings.ledger_dir, on_publication=on_publication)
-        subscription.start()
+        subscription.start(patient=True)
     return subscription
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcached.engines.vllm import unsupported
 from kvcached.engines.vllm.binding import bind
-from kvcached.engines.vllm.process import engine_core_settings
+from kvcached.engines.vllm.process import engine_core_settings, log_beside_vllm
 from kvcached.engines.vllm.targets import (
     StartRefusedError,
     Targets,
@@ -53,6 +53,7 @@ _UNCONTROLLED = _Uncontrolled()
 def install() -> None:
     """Resolve all targets and install the hooks, or none; idempotent. Raises ``StartRefused``, ``SettingsError``."""
     settings = engine_core_settings()
+    log_beside_vllm()
     try:
         targets = resolve_targets()
         if hasattr(targets.engine_core.post_step, _MARK):

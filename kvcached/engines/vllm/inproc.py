@@ -55,7 +55,7 @@ class InprocGovernor:
         with self._lock:
             if self._governor is not None:
                 self._governor.on_step()
-        if not self._scheduler.has_requests():
+        if not self._scheduler.has_unfinished_requests():
             self._drain()
 
     def on_idle(self) -> None:

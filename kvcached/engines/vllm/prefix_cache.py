@@ -1,9 +1,9 @@
 """vLLM's block pool as a prefix cache that the policy can govern, in tokens.
 
-A pool serves all KV-cache groups of a model. One token of a cached prefix takes ``1 / block size`` of a block in *each*
-group, so a pool-wide count of blocks is worth ``count / (sum of 1 / block size over the groups)`` tokens: with one group
-blocks times block size, with G groups of equal block size a G-th of that. A sliding-window group gives up the blocks
-that left its window early, they are idle and count like any other.
+A pool serves all KV-cache groups of a model, and a block of any group takes the same memory. A token is the share of
+the pool that one token takes which is cached in *every* group: a block is worth ``1 / (sum of 1 / block size over the
+groups)`` tokens, with one group the block size, with G groups of equal block size a G-th of it. A prefix of which some
+group keeps only a part (a sliding window keeps its window) therefore counts for less than its length.
 """
 
 from __future__ import annotations

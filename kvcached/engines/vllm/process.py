@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import re
@@ -41,6 +42,19 @@ def replica_by_name() -> int:
     """Return the data-parallel rank that this process is named after, else 0."""
     match = _core_name()
     return int((match and match["rank"]) or 0)
+
+
+def log_beside_vllm() -> None:
+    """Let our log lines go where vLLM's go, marked as ours, if they have no place of their own."""
+    ours, vllms = logging.getLogger("kvcached"), logging.getLogger("vllm")
+    streams = [each.stream for each in vllms.handlers if isinstance(each, logging.StreamHandler)]
+    if ours.handlers or not streams:
+        return
+    handler = logging.StreamHandler(streams[0])
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s kvcached: %(message)s", "%m-%d %H:%M:%S"))
+    ours.addHandler(handler)
+    ours.setLevel(vllms.level)
+    ours.propagate = False
 
 
 def _core_name() -> re.Match[str] | None:

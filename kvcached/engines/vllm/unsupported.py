@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcached.engines.vllm.process import engine_core_settings, holds_engine_core, replica_by_name
 from kvcached.settings import Settings
-from kvcached.subscription import InstanceNameTakenError, Subscription
+from kvcached.subscription import Subscription
 from kvcached.values import UNLIMITED, Identity, Outcome, Report, Update
 
 _log = logging.getLogger(__name__)
@@ -95,10 +95,6 @@ def _identity(settings: Settings, replica: int, version: str) -> Identity:
 def _register(settings: Settings, identity: Identity, members: tuple[str, ...], reason: str) -> None:
     _log.warning("this vLLM engine serves without run-time control: %s", reason)
     subscription = Subscription(identity, members, settings.ledger_dir)
-    try:
-        subscription.start()
-    except InstanceNameTakenError as error:
-        _log.warning("%s", error)
-        return
+    subscription.start(patient=True)
     subscription.acknowledge(unsupported_report(identity.startup_limit_tokens, reason))
     _subscriptions.append(subscription)

@@ -160,14 +160,20 @@ print([hook.__wrapped__ is each for hook, each in zip(hooks, stock)])
     assert not (tmp_path / "ledger").exists()
 
 
-def test_a_second_engine_of_the_same_name_serves_without_control(model: Path, tmp_path: Path) -> None:
-    """Two live engines cannot share a name: the second says so once and serves, the first stays under control."""
-    environment = engine_environment(tmp_path / "ledger", "twin")
-    with (
-        application(model, tmp_path / "first.log", environment),
-        application(model, tmp_path / "second.log", environment) as second,
-    ):
-        assert [second.cached_tokens(1), second.cached_tokens(1)] == [0, HIT_TOKENS]
-        assert set_limit(0, "twin", tmp_path / "ledger")["applied"] is True
+def test_a_second_engine_of_the_same_name_waits_for_the_name(model: Path, tmp_path: Path) -> None:
+    """The second serves under its startup limit and says so once; when the first is gone, it takes the name over."""
+    ledger_dir = tmp_path / "ledger"
+    environment = engine_environment(ledger_dir, "twin", KVCACHED_MAX_CACHED_TOKENS="100")
+    with application(model, tmp_path / "first.log", environment) as first:
+        running = application(model, tmp_path / "second.log", environment)
+        with running as second:
+            assert [second.cached_tokens(1), second.cached_tokens(1)] == [0, 96]
+            set_limit(0, "twin", ledger_dir)
+            assert second.cached_tokens(1) == 96
+            first.end()
+            wait_until(lambda: replicas("twin", ledger_dir), 5.0)
+            set_limit(0, "twin", ledger_dir)
+            assert second.cached_tokens(1) == 0
     assert our_warnings((tmp_path / "first.log").read_text()) == []
-    assert any("twin" in line for line in our_warnings((tmp_path / "second.log").read_text()))
+    (warning,) = our_warnings((tmp_path / "second.log").read_text())
+    assert "twin" in warning

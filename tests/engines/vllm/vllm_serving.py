@@ -59,6 +59,7 @@ def engine_environment(ledger_dir: Path, instance: str, **more: str) -> dict[str
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     }
     return environment | more
 
@@ -280,6 +281,11 @@ class Application:
         self.process.stdin.flush()
         return int(self.read())
 
+    def end(self) -> None:
+        """Let the program end."""
+        if self.process.poll() is None:
+            self.process.communicate("\n", timeout=60)
+
     def read(self) -> str:
         """Return the next line of the program's own."""
         assert self.process.stdout is not None
@@ -310,7 +316,7 @@ def application(model: Path, log: Path, environment: dict[str, str], **options: 
         try:
             assert running.read() == "ready"
             yield running
-            process.communicate("\n", timeout=30)
+            running.end()
         finally:
             for pid in descendants(process.pid):
                 with contextlib.suppress(ProcessLookupError):
