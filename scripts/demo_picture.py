@@ -124,9 +124,10 @@ def _shade_idle(panels: Sequence[Axes], samples: Sequence[dict[str, Any]], end_s
     for panel in panels:
         panel.axvspan(max(busy), end_s, color=FAINT, alpha=0.12, linewidth=0)
     panels[0].text(
-        max(busy) + 0.15,
+        end_s - 0.15,
         0.64,
         "engine idles",
+        ha="right",
         transform=panels[0].get_xaxis_transform(),
         fontsize=8.5,
         color=INK,

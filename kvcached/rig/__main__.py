@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcached.rig.chats import CHAT_BLOCK_TOKENS, generate_chats
+from kvcached.rig.chats import CHAT_BLOCK_TOKENS, LONGEST_TOKENS, generate_chats
 from kvcached.rig.config import CHUNK_BLOCKS, RigConfig
 from kvcached.rig.scheduler import DEFAULT_STEP_TOKENS
 from kvcached.rig.trace import TRACE_BLOCK_TOKENS, TraceError, read_trace
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = _configure(options, _read_settings(options))
-        arrivals = _load(options)
+        arrivals = _load(options, config.capacity_tokens)
         _check_writable(options.report, options.timeline)
     except (SettingsError, TraceError, _UsageError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -159,11 +159,11 @@ def _configure(options: argparse.Namespace, settings: Settings) -> RigConfig:
     return config
 
 
-def _load(options: argparse.Namespace) -> Iterable[Arrival]:
+def _load(options: argparse.Namespace, capacity_tokens: int) -> Iterable[Arrival]:
     if options.trace is not None:
         return read_trace(options.trace)
     requests = DEFAULT_REQUESTS if options.requests is None else options.requests
-    return generate_chats(requests, options.seed)
+    return generate_chats(requests, options.seed, min(LONGEST_TOKENS, capacity_tokens * 3 // 4))
 
 
 def _check_writable(*paths: Path | None) -> None:

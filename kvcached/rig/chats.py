@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 CHAT_BLOCK_TOKENS = 16
 """The block size that generated loads are made for."""
 
+LONGEST_TOKENS = 16384
+"""How long a chat grows before it ends, where the cache is large enough."""
+
 _SYSTEM_PROMPTS = (640, 1200, 2048, 3072)
 _OPEN_CHATS = 96
 _ENDS = 0.15
 _MEAN_GAP_MS = 100.0
 _MEAN_QUESTION = 180.0
 _MEAN_ANSWER = 220.0
-_LONGEST = 16384
 _SYSTEM_SALT = 7
 
 
@@ -28,11 +30,11 @@ class _Chat:
 
     __slots__ = ("content", "number", "said")
 
-    def __init__(self, number: int, system: int) -> None:
+    def __init__(self, number: int, system_tokens: int) -> None:
         self.number = number
-        self.said = _SYSTEM_PROMPTS[system]
-        blocks = self.said // CHAT_BLOCK_TOKENS
-        self.content = [hash((_SYSTEM_SALT, system, position)) for position in range(blocks)]
+        self.said = system_tokens
+        blocks = range(system_tokens // CHAT_BLOCK_TOKENS)
+        self.content = [hash((_SYSTEM_SALT, system_tokens, position)) for position in blocks]
 
     def say(self, tokens: int) -> None:
         """Go on by ``tokens`` tokens that no other chat has."""
@@ -41,27 +43,31 @@ class _Chat:
         self.content += [hash((self.number, position)) for position in blocks]
 
 
-def generate_chats(requests: int, seed: int) -> Iterator[Arrival]:
-    """Yield ``requests`` arrivals, the same for the same ``seed`` in every process and on every machine."""
+def generate_chats(requests: int, seed: int, longest_tokens: int = LONGEST_TOKENS) -> Iterator[Arrival]:
+    """Yield ``requests`` arrivals, the same for the same arguments in every process and on every machine.
+
+    No request is longer than 1.25 times ``longest_tokens``.
+    """
+    systems = [tokens for tokens in _SYSTEM_PROMPTS if tokens <= longest_tokens // 2] or [longest_tokens // 4]
     rng = random.Random(seed)  # noqa: S311 - a load, not a secret
     chats: list[_Chat] = []
     opened = 0
     at_ms = 0.0
     for index in range(requests):
         while len(chats) < _OPEN_CHATS:
-            chats.append(_Chat(opened, rng.randrange(len(_SYSTEM_PROMPTS))))
+            chats.append(_Chat(opened, rng.choice(systems)))
             opened += 1
         place = rng.randrange(len(chats))
         chat = chats[place]
-        yield Arrival(at_ms, _next_turn(chat, index, rng))
+        yield Arrival(at_ms, _next_turn(chat, index, rng, longest_tokens // 8))
         at_ms += rng.expovariate(1 / _MEAN_GAP_MS)
-        if chat.said > _LONGEST or rng.random() < _ENDS:
+        if chat.said > longest_tokens or rng.random() < _ENDS:
             del chats[place]
 
 
-def _next_turn(chat: _Chat, index: int, rng: random.Random) -> Request:
+def _next_turn(chat: _Chat, index: int, rng: random.Random, longest: int) -> Request:
     """Ask the next question of ``chat``; the next turn's prompt begins with this prompt and this answer."""
-    chat.say(1 + int(rng.expovariate(1 / _MEAN_QUESTION)))
+    chat.say(max(1, min(longest, round(rng.expovariate(1 / _MEAN_QUESTION)))))
     prompt_tokens = chat.said
-    chat.say(1 + int(rng.expovariate(1 / _MEAN_ANSWER)))
+    chat.say(max(1, min(longest, round(rng.expovariate(1 / _MEAN_ANSWER)))))
     return Request(index, prompt_tokens, chat.said - prompt_tokens, tuple(chat.content))

@@ -42,9 +42,13 @@ class Engine:
             wait=wait,
         )
 
+    def statuses(self) -> tuple[InstanceStatus, ...]:
+        """Return what all engines in the ledger directory report of themselves."""
+        return get_instances(self.directory / "ledger")
+
     def status(self) -> InstanceStatus:
         """Return what the engine reports of itself."""
-        (status,) = get_instances(self.directory / "ledger")
+        (status,) = self.statuses()
         return status
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:

@@ -124,6 +124,22 @@ def test_updates_cost_no_collective_and_no_ledger_on_other_ranks(engines: Engine
     assert report["ranks"][0]["collectives"] == 6, "the start and one for each step"
 
 
+def test_ledger_removed_under_a_live_engine_comes_back(engines: Engines) -> None:
+    """When all ledger files vanish the engine registers again by itself, keeps its limit, and takes publications."""
+    engine = engines.start("--tp", "2", "--requests", "20", "--linger", "100")
+    assert engine.publish(5000).applied
+    for path in (engines.directory / "ledger").glob("*.ledger"):
+        path.unlink()
+    begin = time.monotonic()
+    engine.wait_for(lambda: bool(engine.statuses()), "new registration")
+    assert time.monotonic() - begin < 4, "promised is 2 s on a machine that is not loaded"
+    assert engine.status().replicas[0].applied.limit_tokens == 5000
+    assert engine.publish(300).applied
+    report = engine.finish(interrupt=True)
+    assert_ranks_agree(report)
+    assert [one["limit_tokens"] for one in report["ranks"][1]["updates"]] == [5000, 300]
+
+
 def test_pipeline_stages_reject(engines: Engines) -> None:
     """With two stages every rank keeps its limit and reports why, and the engine serves on."""
     engine = engines.start("--pp", "2", "--tp", "2", "--requests", "200", "--linger", "100")

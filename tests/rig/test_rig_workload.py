@@ -92,6 +92,13 @@ def test_generated_chats_grow_and_share_system_prompts() -> None:
     assert hits / blocks > 0.7
 
 
+@pytest.mark.parametrize("capacity", [16, 100, 1000, 10_000])
+def test_generated_requests_fit_a_small_cache(capacity: int) -> None:
+    """A load made for a small cache has no request that the cache could not hold."""
+    load = [arrival.request for arrival in generate_chats(300, 3, capacity * 3 // 4)]
+    assert max(request.total_tokens for request in load) <= max(capacity, 3)
+
+
 def arrivals(*times_ms: float) -> list[Arrival]:
     """Return arrivals at ``times_ms``, numbered in order."""
     return [Arrival(at_ms, Request(index, 10, 1, ())) for index, at_ms in enumerate(times_ms)]
