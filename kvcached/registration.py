@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from kvcached.ledger import Ledger
     from kvcached.values import Identity, Report, Update
 
-LOCK_PATIENCE_S = 2.0
-"""How long a registration waits for another one in the same directory."""
+LOCK_PATIENCE_S = 0.05
+"""How long a registration waits for another one in the same directory before it goes on beside it."""
+
+RIVAL_TRIES = 8
+"""How often a registration gives way to another one of the same name that was made at the same moment."""
+
+RIVAL_PAUSE_S = 0.01
+"""How long it gives way at most, times the number of the try."""
 
 
 class InstanceNameTakenError(Exception):
@@ -42,9 +48,9 @@ class Registration:
     def __init__(self, identity: Identity, ledgers: Sequence[Ledger], desired: Update) -> None:
         """Claim the slots. Raises what the native layer raises; closing the ledgers gives up what was claimed."""
         self.ledgers = tuple(ledgers)
-        incarnation = secrets.randbits(64) or 1
+        self.incarnation = secrets.randbits(64) or 1
         self._slots = [
-            ledger.handle.register(identity, member, len(ledgers), incarnation, desired)
+            ledger.handle.register(identity, member, len(ledgers), self.incarnation, desired)
             for member, ledger in enumerate(ledgers)
         ]
         words = [ledger.handle.desired_word(slot) for ledger, slot in zip(ledgers, self._slots, strict=True)]
@@ -87,15 +93,29 @@ def register(identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desire
 
     """
     gpus = sorted({check_gpu_id(gpu) for gpu in gpu_ids}, key=os.fsencode)
-    try:
-        with LedgerDirectory(ledger_dir, writable=True, create=_may_create(ledger_dir)) as directory:
-            directory.lock(time.monotonic() + LOCK_PATIENCE_S)
-            try:
-                return _register_locked(identity, gpus, directory, desired)
-            finally:
-                directory.unlock()
-    except (LedgerDirectoryError, OSError, _native.NativeLibraryError) as error:
-        raise RegistrationError(str(error)) from error
+    for attempt in range(1, RIVAL_TRIES + 1):
+        try:
+            return _register_once(identity, gpus, ledger_dir, desired)
+        except _RivalError as error:
+            if attempt == RIVAL_TRIES:
+                raise InstanceNameTakenError(str(error)) from error
+            time.sleep(secrets.SystemRandom().uniform(0, attempt * RIVAL_PAUSE_S))
+        except (LedgerDirectoryError, OSError, _native.NativeLibraryError) as error:
+            raise RegistrationError(str(error)) from error
+    raise AssertionError
+
+
+class _RivalError(Exception):
+    """Another registration of the same name was made at the same moment."""
+
+
+def _register_once(identity: Identity, gpus: Sequence[str], ledger_dir: str, desired: Update) -> Registration:
+    with LedgerDirectory(ledger_dir, writable=True, create=_may_create(ledger_dir)) as directory:
+        directory.lock(time.monotonic() + LOCK_PATIENCE_S)
+        try:
+            return _register_in(identity, gpus, directory, desired)
+        finally:
+            directory.unlock()
 
 
 def _may_create(ledger_dir: str) -> bool:
@@ -104,11 +124,11 @@ def _may_create(ledger_dir: str) -> bool:
     return ledger_dir == default_ledger_dir() or os.path.isdir(parent)
 
 
-def _register_locked(
-    identity: Identity, gpus: Sequence[str], directory: LedgerDirectory, desired: Update
-) -> Registration:
+def _register_in(identity: Identity, gpus: Sequence[str], directory: LedgerDirectory, desired: Update) -> Registration:
     directory.sweep()
-    _check_name_is_free(identity, directory)
+    holder = _find_holder(identity, directory, apart_from=0)
+    if holder is not None:
+        raise InstanceNameTakenError(holder)
     for gpu in gpus:
         directory.create(gpu)
     ledgers = [directory.open(gpu) for gpu in gpus]
@@ -117,18 +137,25 @@ def _register_locked(
     except _native.TableFullError as error:
         message = f"a ledger in {directory.path} is full, {error}; stop some of them or use another ledger directory"
         raise RegistrationError(message) from error
+    # Another one may have looked at the same moment, and found nobody as well. Who looks after registering finds all
+    # that registered before; closing the directory gives the slots up again.
+    rival = _find_holder(identity, directory, apart_from=registration.incarnation)
+    if rival is not None:
+        raise _RivalError(rival)
     for ledger in ledgers:
         directory.detach(ledger)
     return registration
 
 
-def _check_name_is_free(identity: Identity, directory: LedgerDirectory) -> None:
+def _find_holder(identity: Identity, directory: LedgerDirectory, *, apart_from: int) -> str | None:
+    """Return a sentence about a live engine that has this name and replica, unless it is incarnation ``apart_from``."""
     for ledger in directory.open_all():
         for _, slot in ledger.handle.live_slots():
             other = slot.identity
-            if (other.instance_name, other.replica) == (identity.instance_name, identity.replica):
-                message = (
+            same = (other.instance_name, other.replica) == (identity.instance_name, identity.replica)
+            if same and slot.incarnation != apart_from:
+                return (
                     f"instance {other.instance_name!r} (replica {other.replica}) runs already: {other.engine} with "
                     f"pid {slot.pid} holds it in {ledger.path}; stop it or set another KVCACHED_INSTANCE_NAME"
                 )
-                raise InstanceNameTakenError(message)
+    return None

@@ -22,7 +22,7 @@ static uint64_t seal_of(uint64_t ticket, const uint64_t *body)
 
 int kvl_audit_write(kvl_ledger *ledger, const struct kvl_audit *record)
 {
-    if (atomic_load_explicit(&ledger->fd, memory_order_relaxed) < 0) {
+    if (!ledger->writable || atomic_load_explicit(&ledger->fd, memory_order_relaxed) < 0) {
         return -EBADF;
     }
     uint64_t body[AUDIT_WORDS];

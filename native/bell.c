@@ -26,6 +26,9 @@ uint32_t kvl_bell(const kvl_ledger *ledger, uint32_t bell)
 void kvl_ring(kvl_ledger *ledger, uint32_t bell)
 {
     kvl_half *count = bell_of(ledger, bell);
+    if (!ledger->writable) {
+        return;
+    }
     /* release pairs with the acquire in kvl_bell */
     atomic_fetch_add_explicit(count, 1, memory_order_release);
     KVL_POINT("ring:counted");
@@ -36,6 +39,9 @@ void kvl_ring(kvl_ledger *ledger, uint32_t bell)
 int kvl_wait(const kvl_ledger *ledger, uint32_t bell, uint32_t seen, int64_t deadline_ns)
 {
     kvl_half *count = bell_of(ledger, bell);
+    if (deadline_ns < 0) {
+        deadline_ns = 0; /* long over; the kernel would call it invalid */
+    }
     struct timespec deadline = {
         .tv_sec = (time_t)(deadline_ns / 1000000000),
         .tv_nsec = (long)(deadline_ns % 1000000000),

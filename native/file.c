@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "handle.h"
@@ -31,6 +32,14 @@ int kvl_check_abi(uint32_t abi, uint64_t file, uint64_t identity, uint64_t repor
 uint64_t kvl_layout(void)
 {
     return KVL_LAYOUT;
+}
+
+enum { CREATE_TRIES = 64, NO_REPLACE = 1 /* RENAME_NOREPLACE of linux/fs.h */ };
+
+/* A name is one component: it must not lead out of its directory. */
+static int is_plain(const char *name)
+{
+    return name[0] != '\0' && strchr(name, '/') == NULL;
 }
 
 /* Making a file ------------------------------------------------------------------------------------------------- */
@@ -55,7 +64,10 @@ static int write_header(int fd)
 /* Allocate every byte now, so that a full tmpfs is an error here and never a SIGBUS later. */
 static int fill_file(int fd, uint32_t mode)
 {
-    int error = posix_fallocate(fd, 0, KVL_FILE_BYTES);
+    int error;
+    do {
+        error = posix_fallocate(fd, 0, KVL_FILE_BYTES);
+    } while (error == EINTR); /* any signal that a busy process gets meanwhile */
     if (error != 0) {
         return -error;
     }
@@ -63,6 +75,7 @@ static int fill_file(int fd, uint32_t mode)
     if (fchmod(fd, (mode_t)mode) != 0) { /* the umask has cut what open was given */
         return -errno;
     }
+    KVL_POINT("create:mode");
     return write_header(fd);
 }
 
@@ -80,7 +93,25 @@ static int make_temporary(int directory_fd, const char *name, char *temporary, s
     return fd < 0 ? -errno : fd;
 }
 
-int kvl_create(int directory_fd, const char *name, uint32_t mode)
+/* Give the finished file its name in one step, so that it never has two, with which it would be refused. 1, 0 if the
+ * name is taken: that file is as good; or -errno. */
+static int put_in_place(int directory_fd, const char *temporary, const char *name)
+{
+    int taken = syscall(SYS_renameat2, directory_fd, temporary, directory_fd, name, NO_REPLACE) == 0 ? 0 : errno;
+    if (taken == EINVAL || taken == ENOSYS) { /* a file system or kernel without it: two names for a moment */
+        taken = linkat(directory_fd, temporary, directory_fd, name, 0) == 0 ? 0 : errno;
+        KVL_POINT("create:linked");
+        unlinkat(directory_fd, temporary, 0);
+    } else if (taken != 0) {
+        unlinkat(directory_fd, temporary, 0);
+    }
+    if (taken == EEXIST) {
+        return 0;
+    }
+    return taken == 0 ? 1 : -taken;
+}
+
+static int create_once(int directory_fd, const char *name, uint32_t mode)
 {
     struct stat existing;
     if (fstatat(directory_fd, name, &existing, AT_SYMLINK_NOFOLLOW) == 0) {
@@ -95,15 +126,25 @@ int kvl_create(int directory_fd, const char *name, uint32_t mode)
     int result = fill_file(fd, mode);
     close(fd);
     KVL_POINT("create:filled");
-    if (result == 0) {
-        if (linkat(directory_fd, temporary, directory_fd, name, 0) == 0) {
-            result = 1;
-        } else {
-            result = errno == EEXIST ? 0 : -errno; /* another process was first: its file is as good */
-        }
+    if (result < 0) {
+        unlinkat(directory_fd, temporary, 0);
+        return result;
     }
-    KVL_POINT("create:linked");
-    unlinkat(directory_fd, temporary, 0);
+    result = put_in_place(directory_fd, temporary, name);
+    KVL_POINT("create:placed");
+    return result;
+}
+
+int kvl_create(int directory_fd, const char *name, uint32_t mode)
+{
+    if (!is_plain(name)) {
+        return -EINVAL;
+    }
+    int result = -ENOENT;
+    /* Who tidies up after killed creations cannot tell them from slow ones, and may have removed the temporary file. */
+    for (int i = 0; i < CREATE_TRIES && result == -ENOENT; i++) {
+        result = create_once(directory_fd, name, mode);
+    }
     return result;
 }
 
@@ -242,7 +283,7 @@ static void *map_apart(int directory_fd, const char *name, int flags, const stru
     return base;
 }
 
-static int make_handle(int fd, void *base, kvl_ledger **out)
+static int make_handle(int fd, void *base, int writable, kvl_ledger **out)
 {
     kvl_ledger *ledger = calloc(1, sizeof *ledger);
     if (ledger == NULL) {
@@ -255,6 +296,7 @@ static int make_handle(int fd, void *base, kvl_ledger **out)
         return error;
     }
     ledger->file = base;
+    ledger->writable = writable != 0;
     atomic_init(&ledger->fd, fd);
     handle_link(ledger);
     *out = ledger;
@@ -284,7 +326,7 @@ static int open_checked(int directory_fd, const char *name, int writable, struct
     void *base = MAP_FAILED;
     if (result == 0) {
         base = map_apart(directory_fd, name, flags, file);
-        result = base == MAP_FAILED ? -errno : make_handle(fd, base, out);
+        result = base == MAP_FAILED ? -errno : make_handle(fd, base, writable, out);
     }
     if (result != 0) {
         if (base != MAP_FAILED) {
@@ -299,6 +341,9 @@ int kvl_open(int directory_fd, const char *name, int writable, struct kvl_file *
 {
     memset(file, 0, sizeof *file);
     *out = NULL;
+    if (!is_plain(name)) {
+        return -EINVAL;
+    }
     pthread_once(&fork_once, watch_forks);
     int guarded = kvl_guard();
     if (guarded < 0) {
@@ -328,8 +373,8 @@ void kvl_close(kvl_ledger *ledger)
     }
     kvl_release(ledger);
     handle_unlink(ledger);
+    kvl_guard_remove(ledger->guard); /* first: once unmapped, the address may become someone else's */
     munmap(ledger->file, KVL_FILE_BYTES);
-    kvl_guard_remove(ledger->guard);
     free(ledger);
 }
 

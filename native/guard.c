@@ -89,6 +89,8 @@ static int install(void)
     ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
     sigemptyset(&ours.sa_mask);
     previous = current; /* before the handler can run, which reads it */
+    /* Another handler to pass faults on to: it gets its try as well. */
+    atomic_store_explicit(&passed_on, 0, memory_order_relaxed);
     return sigaction(SIGBUS, &ours, NULL) == 0 ? 0 : -errno;
 }
 

@@ -13,7 +13,9 @@
 struct kvl_ledger {
     struct layout_file *file;
     _Atomic int fd; /* -1 once the locks are given up: after kvl_release, and in a forked child */
-    int guard;      /* index of the mapping in the table of guard.c */
+    _Atomic uint64_t owned; /* bit n: slot n was registered through this handle */
+    int writable;           /* else the mapping is read-only, and a store would end the process */
+    int guard;              /* index of the mapping in the table of guard.c */
     kvl_ledger *next;
     kvl_ledger *previous;
 };
@@ -25,6 +27,9 @@ extern void (*kvl_crash_hook)(const char *point);
 #else
 #define KVL_POINT(name) ((void)0)
 #endif
+
+/* A relaxed store of a shared word: the one way to write where a crash between any two stores has to be survived. */
+#define put(object, value) (KVL_POINT("store"), atomic_store_explicit((object), (value), memory_order_relaxed))
 
 /* guard.c: mappings whose loss must not end the process. The index, or -EMFILE. */
 int kvl_guard_add(void *base);
@@ -50,7 +55,7 @@ static inline void words_store(kvl_word *shared, const void *source, uint32_t co
     for (uint32_t i = 0; i < count; i++) {
         uint64_t word;
         __builtin_memcpy(&word, bytes + 8 * (size_t)i, 8);
-        atomic_store_explicit(&shared[i], word, memory_order_relaxed);
+        put(&shared[i], word);
     }
 }
 

@@ -157,12 +157,13 @@ int kvl_check_abi(uint32_t abi, uint64_t file, uint64_t identity, uint64_t repor
 /* Return the fingerprint of version, sizes and offsets that stands in every file of this library. */
 uint64_t kvl_layout(void);
 
-/* Make the file `name` in directory `directory_fd` whole and allocated, under a temporary name, and link it into place.
- * 1 if this call made it, 0 if the name was taken, else -errno (-ENOSPC on a full file system). Never follows or
- * replaces what stands there. The mode is set exactly, whatever the umask. Any thread. */
+/* Make the file `name` in directory `directory_fd` whole and allocated, under a temporary name, and move it into place.
+ * 1 if this call made it, 0 if the name was taken, else -errno (-ENOSPC on a full file system; -EINVAL for a name that
+ * is a path). Never follows or replaces what stands there. The mode is set exactly, whatever the umask. Any thread.
+ * One that is killed leaves ".<name>.<16 hex digits>.new" at most, which may be removed at any time. */
 int kvl_create(int directory_fd, const char *name, uint32_t mode);
 
-/* Open and map `name`, never through a symlink. 0, KVL_E_*, or -errno; *file is filled as far as it is known.
+/* Open and map `name`, no path and never through a symlink. 0, KVL_E_*, or -errno; *file is filled as far as it is known.
  * Nothing is written to a refused file. Any thread. */
 int kvl_open(int directory_fd, const char *name, int writable, struct kvl_file *file, kvl_ledger **out);
 
@@ -174,10 +175,11 @@ void kvl_close(kvl_ledger *ledger);
 
 /* Claim a free slot, write `identity` with `incarnation` (not 0) and `desired` into it, and own it until
  * kvl_unregister, kvl_release, kvl_close or the end of the process.
- * The slot's index, -EUSERS if all are taken, or -errno. */
+ * The slot's report is empty and begins with the startup limit: kvl_acknowledge says what holds.
+ * The slot's index, -EUSERS if all are taken, or -errno. One thread at a time. */
 int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64_t incarnation, uint64_t desired);
 
-/* Give a slot of one's own back. 0 or -errno. */
+/* Give a slot of one's own back. 0, -EBADF if it is not one's own (any more, as after fork), or -errno. */
 int kvl_unregister(kvl_ledger *ledger, uint32_t slot);
 
 /* Copy a slot. 1 if it is alive, 0 if not (then *out is untouched), -EAGAIN if it kept changing, or -errno. The owner's
@@ -192,18 +194,19 @@ int kvl_agree(const uint64_t *const *words, uint32_t count, uint64_t *word);
 
 /* Set the desired word to `word` by compare-and-swap if its revision is lower, while `incarnation` owns the slot.
  * KVL_RAISED, KVL_LOST if the word found has this revision or a higher one, -ESRCH if the slot has no or another
- * owner, or -errno. *found is the word that was replaced or that won. Lock-free: it repeats only when another
+ * owner, -EBADF for a handle that is read-only or released, or -errno. *found is the word that was replaced or that won. Lock-free: it repeats only when another
  * publisher succeeded. */
 int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t word, uint64_t *found);
 
 /* 1 if `incarnation` still owns the slot, else 0. */
 int kvl_is_owned(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation);
 
-/* Write a report into a slot of one's own; `consistent` is ignored. 0 or -EBADF after fork or release.
+/* Write a report into a slot of one's own; `consistent` is ignored. 0, or -EBADF if it is not one's own (any more, as after fork or release).
  * One thread at a time. Wait-free, no system call. */
 int kvl_acknowledge(kvl_ledger *ledger, uint32_t slot, const struct kvl_report *report);
 
-/* Append to the file's bounded record of publications. 0 or -errno. Wait-free. */
+/* Append to the file's bounded record of publications. 0, or -EBADF for a handle that is read-only or released.
+ * Wait-free. */
 int kvl_audit_write(kvl_ledger *ledger, const struct kvl_audit *record);
 
 /* Read record `index` (0 is the newest). 1, or 0 if there is none or its writer died over it. */
@@ -212,7 +215,7 @@ int kvl_audit_read(const kvl_ledger *ledger, uint32_t index, struct kvl_audit *o
 /* Return the count of a bell, with acquire order. Take it before looking for what the bell announces. */
 uint32_t kvl_bell(const kvl_ledger *ledger, uint32_t bell);
 
-/* Ring a bell: count it up with release order and wake all who wait. */
+/* Ring a bell: count it up with release order and wake all who wait. Does nothing through a read-only handle. */
 void kvl_ring(kvl_ledger *ledger, uint32_t bell);
 
 /* Sleep until the bell's count differs from `seen` or CLOCK_MONOTONIC reaches `deadline_ns`.

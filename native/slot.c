@@ -37,10 +37,14 @@ static int set_lock(const kvl_ledger *ledger, struct flock lock)
     return fcntl(fd, F_OFD_SETLK, &lock) == 0 ? 0 : -errno;
 }
 
-/* 1 if another handle owns the slot, else 0, or -errno. */
+/* 1 if another handle owns the slot and finished its registration, else 0, or -errno.
+ * Asks what stands against a shared lock on both bytes. That is an exclusive lock: on the first byte alone by an owner,
+ * on both by a registration at work, whose slot still shows who was there before. Shared locks prove no life: whoever
+ * may read the file can take them. */
 static int owner_lives(const kvl_ledger *ledger, uint32_t slot)
 {
-    struct flock lock = lock_of(slot, OWNER_BYTE, 1, F_WRLCK);
+    struct flock lock = lock_of(slot, OWNER_BYTE, 2, F_RDLCK);
+    off_t owner_byte = lock.l_start;
     int fd = atomic_load_explicit(&ledger->fd, memory_order_relaxed); /* as in set_lock */
     if (fd < 0) {
         return -EBADF;
@@ -48,14 +52,18 @@ static int owner_lives(const kvl_ledger *ledger, uint32_t slot)
     if (fcntl(fd, F_OFD_GETLK, &lock) != 0) {
         return -errno;
     }
-    return lock.l_type != F_UNLCK;
+    return lock.l_type != F_UNLCK && lock.l_start == owner_byte && lock.l_len == 1;
 }
 
 /* Registration -------------------------------------------------------------------------------------------------- */
 
 static int claim_slot(kvl_ledger *ledger)
 {
+    uint64_t owned = atomic_load_explicit(&ledger->owned, memory_order_relaxed); /* registrations are one at a time */
     for (uint32_t slot = 0; slot < KVL_SLOTS; slot++) {
+        if ((owned >> slot & 1) != 0) {
+            continue; /* one's own lock would not stand in the way */
+        }
         /* Both bytes: a publisher in mid-raise keeps its slot from changing hands, even stopped. */
         int result = set_lock(ledger, lock_of(slot, OWNER_BYTE, 2, F_WRLCK));
         if (result == 0) {
@@ -68,21 +76,22 @@ static int claim_slot(kvl_ledger *ledger)
     return -EUSERS;
 }
 
-static void clear_report(struct layout_report *report, uint64_t desired)
+/* Not the pair that the slot begins with: the owner has yet to say that it holds to it. */
+static void clear_report(struct layout_report *report, int32_t startup_limit)
 {
-    atomic_store_explicit(&report->applied, desired, memory_order_relaxed);
-    atomic_store_explicit(&report->settled_revision, (uint32_t)(desired >> 32), memory_order_relaxed);
-    atomic_store_explicit(&report->idle, 0, memory_order_relaxed);
-    atomic_store_explicit(&report->active, 0, memory_order_relaxed);
-    atomic_store_explicit(&report->capacity, 0, memory_order_relaxed);
-    atomic_store_explicit(&report->evicted, 0, memory_order_relaxed);
-    atomic_store_explicit(&report->eviction_errors, 0, memory_order_relaxed);
-    atomic_store_explicit(&report->outcome, 0, memory_order_relaxed);
-    atomic_store_explicit(&report->reported_ns, 0, memory_order_relaxed);
+    put(&report->applied, (uint64_t)(uint32_t)startup_limit);
+    put(&report->settled_revision, 0);
+    put(&report->idle, 0);
+    put(&report->active, 0);
+    put(&report->capacity, 0);
+    put(&report->evicted, 0);
+    put(&report->eviction_errors, 0);
+    put(&report->outcome, 0);
+    put(&report->reported_ns, 0);
     for (int i = 0; i < REASON_WORDS; i++) {
-        atomic_store_explicit(&report->reason[i], 0, memory_order_relaxed);
+        put(&report->reason[i], 0);
     }
-    atomic_store_explicit(&report->seq, 0, memory_order_relaxed);
+    put(&report->seq, 0);
 }
 
 int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64_t incarnation, uint64_t desired)
@@ -96,23 +105,34 @@ int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64
     }
     KVL_POINT("register:claimed");
     struct layout_slot *slot = &ledger->file->slots[index];
-    atomic_store_explicit(&slot->incarnation, 0, memory_order_relaxed);
+    put(&slot->incarnation, 0);
     /* Pairs with the acquire fence in read_settled_slot: who saw a field below also sees the 0 above. */
     atomic_thread_fence(memory_order_release);
     KVL_POINT("register:opened");
     words_store(slot->identity, identity, IDENTITY_WORDS);
     KVL_POINT("register:identity");
-    atomic_store_explicit(&slot->registered_ns, realtime_ns(), memory_order_relaxed);
-    clear_report(&slot->report, desired);
+    put(&slot->registered_ns, realtime_ns());
+    clear_report(&slot->report, identity->startup_limit);
     KVL_POINT("register:report");
-    atomic_store_explicit(&slot->desired, desired, memory_order_relaxed);
+    put(&slot->desired, desired);
     KVL_POINT("register:desired");
     /* Pairs with the acquire loads of incarnation: who sees it sees all of the above. */
     atomic_store_explicit(&slot->incarnation, incarnation, memory_order_release);
+    atomic_fetch_or_explicit(&ledger->owned, UINT64_C(1) << index, memory_order_relaxed); /* as in claim_slot */
     KVL_POINT("register:published");
     int result = set_lock(ledger, lock_of((uint32_t)index, PUBLISHER_BYTE, 1, F_UNLCK));
     KVL_POINT("register:done");
+    /* Two that register at once each look for the other afterwards: this keeps either's look behind its own stores, so
+     * that at least one of them finds the other. */
+    atomic_thread_fence(memory_order_seq_cst);
     return result < 0 ? result : index;
+}
+
+/* Whether the slot is one's own. Relaxed: it guards against misuse, not against another thread. */
+static int owns(const kvl_ledger *ledger, uint32_t index)
+{
+    return atomic_load_explicit(&ledger->fd, memory_order_relaxed) >= 0 &&
+           (atomic_load_explicit(&ledger->owned, memory_order_relaxed) >> index & 1) != 0;
 }
 
 int kvl_unregister(kvl_ledger *ledger, uint32_t index)
@@ -121,9 +141,13 @@ int kvl_unregister(kvl_ledger *ledger, uint32_t index)
     if (slot == NULL) {
         return -EINVAL;
     }
+    if (!owns(ledger, index)) {
+        return -EBADF;
+    }
     /* release: a reader that still sees the old incarnation sees the old fields, too */
     atomic_store_explicit(&slot->incarnation, 0, memory_order_release);
     KVL_POINT("unregister:closed");
+    atomic_fetch_and_explicit(&ledger->owned, ~(UINT64_C(1) << index), memory_order_relaxed); /* as in claim_slot */
     return set_lock(ledger, lock_of(index, OWNER_BYTE, 1, F_UNLCK));
 }
 
@@ -190,22 +214,24 @@ int kvl_read_slot(const kvl_ledger *ledger, uint32_t index, struct kvl_slot *out
     int result = 0;
     for (int i = 0; i < READ_TRIES; i++) {
         result = read_settled_slot(slot, &copy);
-        if (result == 0) {
-            return 0;
-        }
         if (result == 1) {
-            /* Asked after reading: while this holds, nobody else can have registered here in between. */
             result = owner_lives(ledger, index);
-            break;
+        }
+        if (result == 0 || (result < 0 && result != -EAGAIN)) {
+            return result;
+        }
+        /* The lock may be that of a later owner: it is this one's only if the slot is its own before and after. Acquire
+         * keeps this load behind the question; the first one was kept before it by the fence in read_settled_slot. */
+        if (result == 1 &&
+            atomic_load_explicit(&slot->incarnation, memory_order_acquire) == copy.incarnation) {
+            copy.identity.instance[KVL_NAME_BYTES - 1] = '\0'; /* a peer may have written anything */
+            copy.identity.engine[KVL_ENGINE_BYTES - 1] = '\0';
+            copy.identity.version[KVL_VERSION_BYTES - 1] = '\0';
+            memcpy(out, &copy, sizeof copy);
+            return 1;
         }
     }
-    if (result == 1) {
-        copy.identity.instance[KVL_NAME_BYTES - 1] = '\0'; /* a peer may have written anything */
-        copy.identity.engine[KVL_ENGINE_BYTES - 1] = '\0';
-        copy.identity.version[KVL_VERSION_BYTES - 1] = '\0';
-        memcpy(out, &copy, sizeof copy);
-    }
-    return result;
+    return -EAGAIN;
 }
 
 int kvl_is_owned(const kvl_ledger *ledger, uint32_t index, uint64_t incarnation)
@@ -273,6 +299,9 @@ int kvl_raise(kvl_ledger *ledger, uint32_t index, uint64_t incarnation, uint64_t
     if (slot == NULL) {
         return -EINVAL;
     }
+    if (!ledger->writable) {
+        return -EBADF;
+    }
     int result = set_lock(ledger, lock_of(index, PUBLISHER_BYTE, 1, F_RDLCK));
     if (result == -EAGAIN || result == -EACCES) {
         return -ESRCH; /* the slot is being registered: it has another owner now */
@@ -295,26 +324,27 @@ int kvl_acknowledge(kvl_ledger *ledger, uint32_t index, const struct kvl_report 
     if (slot == NULL) {
         return -EINVAL;
     }
-    if (atomic_load_explicit(&ledger->fd, memory_order_relaxed) < 0) { /* as in set_lock */
+    if (!owns(ledger, index)) {
         return -EBADF;
     }
     struct layout_report *shared = &slot->report;
     uint32_t seq = atomic_load_explicit(&shared->seq, memory_order_relaxed) & ~1U; /* only the owner writes it */
-    atomic_store_explicit(&shared->seq, seq + 1, memory_order_relaxed);
+    put(&shared->seq, seq + 1);
     /* Pairs with the acquire fence in load_report: who saw a field below also sees the odd number above. */
     atomic_thread_fence(memory_order_release);
     KVL_POINT("acknowledge:opened");
-    atomic_store_explicit(&shared->applied, report->applied, memory_order_relaxed);
-    atomic_store_explicit(&shared->idle, (uint64_t)report->idle, memory_order_relaxed);
-    atomic_store_explicit(&shared->active, (uint64_t)report->active, memory_order_relaxed);
+    put(&shared->applied, report->applied);
+    put(&shared->idle, (uint64_t)report->idle);
+    put(&shared->active, (uint64_t)report->active);
     KVL_POINT("acknowledge:half");
-    atomic_store_explicit(&shared->capacity, (uint64_t)report->capacity, memory_order_relaxed);
-    atomic_store_explicit(&shared->evicted, (uint64_t)report->evicted, memory_order_relaxed);
-    atomic_store_explicit(&shared->eviction_errors, report->eviction_errors, memory_order_relaxed);
-    atomic_store_explicit(&shared->outcome, report->outcome, memory_order_relaxed);
-    atomic_store_explicit(&shared->reported_ns, realtime_ns(), memory_order_relaxed);
-    atomic_store_explicit(&shared->settled_revision, report->settled_revision, memory_order_relaxed);
+    put(&shared->capacity, (uint64_t)report->capacity);
+    put(&shared->evicted, (uint64_t)report->evicted);
+    put(&shared->eviction_errors, report->eviction_errors);
+    put(&shared->outcome, report->outcome);
+    put(&shared->reported_ns, realtime_ns());
+    put(&shared->settled_revision, report->settled_revision);
     words_store(shared->reason, report->reason, REASON_WORDS);
+    KVL_POINT("acknowledge:written");
     /* release pairs with the acquire load in load_report: who sees the even number sees all of the above */
     atomic_store_explicit(&shared->seq, seq + 2, memory_order_release);
     KVL_POINT("acknowledge:closed");
