@@ -7,6 +7,9 @@ import math
 
 from kvcached.settings import SettingsError, check_instance_name
 
+MAX_PID = 2**22
+"""The largest process id that Linux gives out."""
+
 MAX_NOTE_BYTES = 55
 """How long a note may be: what a ledger's record of publications has room for."""
 
@@ -51,3 +54,11 @@ def note(text: str) -> str:
         message = f"a note is one line of at most {MAX_NOTE_BYTES} bytes"
         raise argparse.ArgumentTypeError(message)
     return text
+
+
+def process_id(text: str) -> int:
+    """Parse a process id."""
+    if not (text.isascii() and text.isdecimal()) or not 0 < int(text[:10]) <= MAX_PID or len(text) > len(str(MAX_PID)):
+        message = f"{text!r} is not a process id"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ENGINE = Path(__file__).parent / "engine.py"
+AS_USER = Path(__file__).parent / "as_user.py"
 PATIENCE_S = 30.0
 """How long anything may take on a loaded machine before a test fails."""
 

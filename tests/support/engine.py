@@ -124,7 +124,7 @@ def main() -> None:
         engine.start()
     while not all(engine.registered for engine in engines):
         time.sleep(STEP_S)
-    print(f"ready {options.ledger_dir}", flush=True)  # noqa: T201 - what its starter waits for
+    print(f"ready {options.ledger_dir}", flush=True)
     while not _input_ended(options.step_s):
         for engine in engines:
             engine.step()

@@ -1,0 +1,51 @@
+"""Runs the command line or a toy engine as another user: ``as_user.py UID:GID[,GROUP...] control|engine ARGUMENTS``.
+
+The interpreter and this project may lie where other users cannot read, so everything that could be imported later is
+imported before the change of user. Only root can run it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+
+import kvcached.control
+from kvcached import _native
+
+
+def main() -> int:
+    """Change the user, then run what was asked for."""
+    user, kind, *arguments = sys.argv[1:]
+    preload()
+    uid, _, groups = user.partition(":")
+    gid, *others = [int(group) for group in groups.split(",")]
+    os.setgroups(others)
+    os.setgid(gid)
+    os.setuid(int(uid))
+    if kind == "control":
+        return int(importlib.import_module("kvcached.control.__main__").main(arguments))
+    sys.argv = ["engine.py", *arguments]
+    importlib.import_module("engine").main()
+    return 0
+
+
+def preload() -> None:
+    """Import whatever the program could come to import."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    importlib.import_module("engine")
+    for module in pkgutil.walk_packages(kvcached.control.__path__, "kvcached.control."):
+        importlib.import_module(module.name)
+    _native.layout()
+    assert json
+    assert shutil
+    assert textwrap
+
+
+if __name__ == "__main__":
+    sys.exit(main())
