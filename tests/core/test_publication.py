@@ -1,0 +1,302 @@
+"""Publishing: every status, every way in which members can be missing, and who wins."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from support.toys import ToyCache, settle
+from support.workers import publish_many
+
+from kvcached.control import get_instances, set_prefix_cache_retention_limit
+from kvcached.control.waiting import wait_until_applied
+from kvcached.ledger import LedgerDirectory
+from kvcached.policy import RetentionPolicy
+from kvcached.publication import UNKNOWN_GPU, publish
+from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Outcome, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kvcached.subscription import Subscription
+
+    Subscribe = Callable[..., Subscription]
+
+
+def desired(ledger_dir: Path) -> list[tuple[int, int]]:
+    """Return the desired pairs of all members of all instances."""
+    return [
+        (member.revision, member.limit_tokens)
+        for instance in get_instances(ledger_dir)
+        for replica in instance.replicas
+        for member in replica.members
+    ]
+
+
+@pytest.mark.parametrize("limit", [True, 1.0, "5", None, 5.5, [5]])
+def test_limit_that_is_no_int(limit: object, ledger_dir: Path, subscribe: Subscribe) -> None:
+    """Anything but an int is a TypeError, and nothing is published."""
+    subscribe()
+    with pytest.raises(TypeError, match="limit_tokens must be an int"):
+        set_prefix_cache_retention_limit(limit, instance_name="engine", ledger_dir=ledger_dir)  # type: ignore[arg-type]
+    assert desired(ledger_dir) == [(0, 16000)] * 2
+
+
+@pytest.mark.parametrize("limit", [-2, MAX_LIMIT_TOKENS + 1, 2**63, -(2**70)])
+def test_limit_out_of_range(limit: int, ledger_dir: Path, subscribe: Subscribe) -> None:
+    """A limit that no word can carry is a ValueError, and nothing is published."""
+    subscribe()
+    with pytest.raises(ValueError, match="limit_tokens must be -1"):
+        set_prefix_cache_retention_limit(limit, instance_name="engine", ledger_dir=ledger_dir)
+    assert desired(ledger_dir) == [(0, 16000)] * 2
+
+
+@pytest.mark.parametrize("limit", [-1, 0, 1, MAX_LIMIT_TOKENS])
+def test_accepted_stands_in_every_member(limit: int, ledger_dir: Path, subscribe: Subscribe) -> None:
+    """An accepted limit stands in every member under the next revision, exactly as given."""
+    subscribe(gpus=tuple(f"GPU-{index}" for index in range(8)))
+    for revision in (1, 2):
+        result = set_prefix_cache_retention_limit(limit, instance_name="engine", ledger_dir=ledger_dir)
+        assert result.accepted
+        assert (result.status, result.revision, result.limit_tokens) == ("accepted", revision, limit)
+        assert {gpu.status for gpu in result.gpus} == {"published"}
+        assert desired(ledger_dir) == [(revision, limit)] * 8
+
+
+def test_result_is_frozen_and_json_ready(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """A result cannot be changed, and its dictionary survives JSON."""
+    subscribe()
+    result = set_prefix_cache_retention_limit(5, instance_name="engine", ledger_dir=str(ledger_dir))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.status = "partial"  # type: ignore[misc]
+    fields = json.loads(json.dumps(result.to_dict()))
+    assert set(fields) == {"status", "instance_name", "limit_tokens", "revision", "accepted", "gpus", "warnings"}
+    assert set(fields["gpus"][0]) == {"gpu", "replica", "status", "revision", "limit_tokens", "error"}
+
+
+def test_no_such_instance_names_the_directory(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """An unknown name is unavailable, and the directory that was looked in is named."""
+    subscribe()
+    for directory in (ledger_dir, ledger_dir / "missing"):
+        result = set_prefix_cache_retention_limit(5, instance_name="other", ledger_dir=directory)
+        assert (result.status, result.revision, result.gpus) == ("unavailable", 0, ())
+        assert str(directory) in result.warnings[0]
+
+
+def test_other_instances_are_not_touched(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """Publishing to one instance leaves the slots of its neighbours on the same GPU as they are."""
+    subscribe("a", gpus=("cpu-0",))
+    other = subscribe("b", gpus=("cpu-0",))
+    publish(5, "a", str(ledger_dir))
+    assert desired(ledger_dir) == [(1, 5), (0, 16000)]
+    assert other.poll() is None
+
+
+def test_missing_member_is_partial_and_the_engine_keeps_its_limit(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """With one file gone the rest is written, the result says partial, and nothing is applied."""
+    engine = subscribe(gpus=("cpu-0", "cpu-1", "cpu-2"))
+    (ledger_dir / "cpu-1.ledger").unlink()
+    result = publish(5, "engine", str(ledger_dir))
+    assert (result.status, result.revision) == ("partial", 1)
+    assert [(gpu.gpu, gpu.status) for gpu in result.gpus] == [
+        ("cpu-0", "published"),
+        ("cpu-2", "published"),
+        (UNKNOWN_GPU, "failed"),
+    ]
+    assert engine.poll() is None
+
+
+def test_split_is_shown_and_repaired_by_the_next_publication(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """What a publisher that died half-way left behind is a split, and the next publication heals it."""
+    engine = subscribe()
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        handle = directory.open("cpu-0").handle
+        index, slot = handle.live_slots()[0]
+        handle.raise_desired(index, slot.incarnation, Update(7, 5))
+    assert get_instances(ledger_dir)[0].replicas[0].split
+    assert engine.poll() is None
+    assert publish(6, "engine", str(ledger_dir)).revision == 8
+    assert not get_instances(ledger_dir)[0].replicas[0].split
+    assert engine.poll() == Update(8, 6)
+
+
+def test_if_revision_publishes_on_a_match_only(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """With if_revision another highest revision means superseded, and nothing is written."""
+    subscribe()
+    assert publish(5, "engine", str(ledger_dir), if_revision=0).accepted
+    result = publish(6, "engine", str(ledger_dir), if_revision=0)
+    assert (result.status, result.revision) == ("superseded", 0)
+    assert desired(ledger_dir) == [(1, 5)] * 2
+    assert publish(6, "engine", str(ledger_dir), if_revision=1).accepted
+
+
+def test_revisions_can_run_out(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """After the last revision nothing wraps: the result says that they are used up."""
+    subscribe(gpus=("cpu-0",))
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        handle = directory.open("cpu-0").handle
+        index, slot = handle.live_slots()[0]
+        handle.raise_desired(index, slot.incarnation, Update(MAX_REVISION - 1, 5))
+    assert publish(6, "engine", str(ledger_dir)).revision == MAX_REVISION
+    result = publish(7, "engine", str(ledger_dir))
+    assert result.status == "unavailable"
+    assert "used up" in result.warnings[0]
+
+
+def test_a_word_is_only_ever_raised(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """Raising to an equal or lower revision changes nothing and returns what stands there."""
+    subscribe(gpus=("cpu-0",))
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        handle = directory.open("cpu-0").handle
+        index, slot = handle.live_slots()[0]
+        assert handle.raise_desired(index, slot.incarnation, Update(7, 5)) == (True, Update(0, 16000))
+        for stale in (Update(7, 6), Update(6, 5), Update(7, 5)):
+            assert handle.raise_desired(index, slot.incarnation, stale) == (False, Update(7, 5))
+
+
+def test_slot_of_a_successor_is_not_written(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """A publisher that looked before an engine restarted cannot write into the new engine's slot."""
+    old = subscribe(gpus=("cpu-0",))
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        handle = directory.open("cpu-0").handle
+        index, slot = handle.live_slots()[0]
+        old.close()
+        subscribe("successor", gpus=("cpu-0",))
+        with pytest.raises(ProcessLookupError):
+            handle.raise_desired(index, slot.incarnation, Update(1, 5))
+    assert desired(ledger_dir) == [(0, 16000)]
+
+
+def test_two_live_engines_of_one_name_are_said(
+    ledger_dir: Path, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines that both claim one name are not published to, and both pids are named."""
+    subscribe(gpus=("cpu-0",))
+    monkeypatch.setattr("kvcached.registration._find_holder", lambda *_, **__: None)
+    subscribe(gpus=("cpu-1",))
+    result = publish(5, "engine", str(ledger_dir))
+    assert result.status == "unavailable"
+    assert "two live engines call themselves 'engine'" in result.warnings[0]
+
+
+def test_advice_comes_with_the_result(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """A limit below one block, one above the capacity, and an engine that will not apply it are pointed out."""
+    engine = subscribe()
+    policy = RetentionPolicy(ToyCache(), 16000)
+    engine.acknowledge(policy.report())
+    assert "keeps one block, 16 tokens" in publish(5, "engine", str(ledger_dir)).warnings[0]
+    assert "bounds nothing" in publish(2_000_000, "engine", str(ledger_dir)).warnings[0]
+    policy.reject(Update(9, 5), Outcome.UNSUPPORTED_ENGINE, "hook target gone")
+    engine.acknowledge(policy.report())
+    assert "will not apply it: hook target gone" in publish(64, "engine", str(ledger_dir)).warnings[0]
+
+
+def test_publication_leaves_a_record(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """Who published what, over what and why stands in the ledger, for the last 32 publications."""
+    subscribe(gpus=("cpu-0",))
+    for limit in range(40):
+        publish(limit, "engine", str(ledger_dir), note=f"step {limit}")
+    with LedgerDirectory(str(ledger_dir), writable=False) as directory:
+        records = directory.open("cpu-0").handle.audits()
+    assert [record.after for record in records] == [Update(limit + 1, limit) for limit in range(39, 7, -1)]
+    newest = records[0]
+    assert (newest.before, newest.uid, newest.pid) == (Update(39, 38), os.getuid(), os.getpid())
+    assert (newest.instance_name, newest.note) == ("engine", "step 39")
+
+
+def test_publishers_at_the_same_moment_converge(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """Publishers that race all return, all members end equal, and the engine gets the newest."""
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    engine = subscribe(gpus=tuple(f"cpu-{index}" for index in range(8)))
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        jobs = [(str(ledger_dir), seed + index, 50) for index in range(4)]
+        statuses = {status for result in pool.starmap(publish_many, jobs) for status in result}
+    assert statuses <= {"accepted", "superseded"}
+    pairs = set(desired(ledger_dir))
+    assert len(pairs) == 1
+    update = engine.poll()
+    assert update is not None
+    assert (update.revision, update.limit_tokens) == pairs.pop()
+    assert update.revision >= 200
+
+
+def serve(engine: Subscription, policy: RetentionPolicy, stop: threading.Event) -> None:
+    while not stop.wait(0.005):
+        settle(engine, policy)
+
+
+def test_wait_ends_when_the_excess_is_gone(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """Waiting ends with applied once the engine holds no more than the limit, and shows the excess shrinking."""
+    engine = subscribe()
+    policy = RetentionPolicy(ToyCache(idle=3200), -1, chunk_tokens=160)
+    stop = threading.Event()
+    thread = threading.Thread(target=serve, args=(engine, policy, stop))
+    thread.start()
+    seen: list[int] = []
+    try:
+        result = publish(0, "engine", str(ledger_dir))
+        result = wait_until_applied(result, str(ledger_dir), 30, lambda progress: seen.append(progress.excess_tokens))
+    finally:
+        stop.set()
+        thread.join()
+    assert result.applied
+    assert result.waited_s is not None
+    assert get_instances(ledger_dir)[0].replicas[0].idle_tokens == 0
+    shrinking = [excess for excess in seen if excess]
+    assert shrinking == sorted(shrinking, reverse=True)
+    assert len(set(shrinking)) > 2
+
+
+def test_wait_says_who_lags_when_the_time_is_over(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """A wait that runs out names the replica and whether it has not applied the limit or cannot evict."""
+    engine = subscribe()
+    cache = ToyCache(idle=160)
+    cache.evictable = False
+    policy = RetentionPolicy(cache, -1)
+    result = set_prefix_cache_retention_limit(0, instance_name="engine", ledger_dir=ledger_dir, wait=0.05)
+    assert (result.applied, result.accepted) == (False, True)
+    assert "replica 0 has not applied it yet" in result.warnings[-1]
+    settle(engine, policy)
+    result = wait_until_applied(result, str(ledger_dir), 0.05)
+    assert "still holds 160 idle tokens: held" in result.warnings[-1]
+
+
+def test_wait_ends_at_once_with_a_rejection(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """An engine that will not apply the limit ends the wait, with its reason."""
+    engine = subscribe(pp_size=2)
+    policy = RetentionPolicy(ToyCache(), 16000)
+    result = publish(0, "engine", str(ledger_dir))
+    policy.reject(Update(1, 0), Outcome.REJECTED_PIPELINE_PARALLEL, "pp_size is 2")
+    engine.acknowledge(policy.report())
+    result = wait_until_applied(result, str(ledger_dir), 60)
+    assert result.applied is False
+    assert [(rejection.replica, rejection.reason) for rejection in result.rejections] == [
+        (0, "rejected_pipeline_parallel: pp_size is 2")
+    ]
+
+
+def test_wait_ends_when_a_newer_publication_decides(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """A publication that was overtaken before it was applied is superseded."""
+    engine = subscribe()
+    first = publish(0, "engine", str(ledger_dir))
+    publish(5, "engine", str(ledger_dir))
+    settle(engine, RetentionPolicy(ToyCache(), -1))
+    assert wait_until_applied(first, str(ledger_dir), 60).status == "superseded"
+
+
+def test_wait_notices_that_the_engine_ended(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """An engine that ends while it is waited for ends the wait."""
+    engine = subscribe()
+    result = publish(0, "engine", str(ledger_dir))
+    engine.close()
+    result = wait_until_applied(result, str(ledger_dir), 60)
+    assert result.applied is False
+    assert "replica 0 ended while waiting" in result.warnings[-1]
