@@ -43,6 +43,7 @@ ENVIRONMENT = {
     "SGLANG_NCCL_SO_PATH": "/nonexistent.so",  # no NCCL on a CPU: the ranks talk over gloo
     "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
     "HF_HUB_OFFLINE": "1",
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # asking for its health must not make the server serve
     "KVCACHED_INSTANCE_NAME": INSTANCE,
     "KVCACHED_MAX_CACHED_TOKENS": "-1",
 }

@@ -58,8 +58,8 @@ def sequences(generator: random.Random, count: int) -> list[Sequence[int]]:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_idle_locked_and_free_tokens_add_up_under_changing_limits(cached: Cached, seed: int) -> None:
     """Whatever is inserted, locked, released and limited, no token is lost or counted twice, and the limit holds."""
-    print("seed", seed)  # noqa: T201 - to run a failure again
-    generator = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    print("seed", seed)
+    generator = random.Random(seed)
     cache = RadixPrefixCache(cached)
     policy = RetentionPolicy(cache, -1, chunk_tokens=256)
     locks = []

@@ -69,3 +69,17 @@ def test_the_startup_limit_holds_until_the_first_publication(serve: Serve, plain
     assert server.generate(prompt(1, 300)).cached_tokens == 0
     replica = server.status()[0]
     assert (replica["outcome"], replica["applied"]) == ("startup", {"revision": 0, "limit_tokens": 0})
+
+
+def test_a_second_server_of_the_same_name_serves_and_says_that_it_is_not_governed(
+    serve: Serve,
+    plain_model: Path,
+) -> None:
+    """Of two servers that share a name, publications reach the first; the second one serves on without control."""
+    first = serve(plain_model)
+    second = serve(plain_model, environ={"KVCACHED_LEDGER_DIR": str(first.ledger_dir)})
+    second.generate(prompt(1, 300))
+    first.apply_limit(0)
+    assert second.generate(prompt(1, 300)).cached_tokens == 299
+    assert second.log().count("is running already") == 1
+    assert len(first.status()) == 1
