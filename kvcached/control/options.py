@@ -7,6 +7,9 @@ import math
 
 from kvcached.settings import SettingsError, check_instance_name
 
+LEAST_INTERVAL_S = 0.1
+"""How short an interval may be."""
+
 MAX_PID = 2**22
 """The largest process id that Linux gives out."""
 
@@ -62,3 +65,12 @@ def process_id(text: str) -> int:
         message = f"{text!r} is not a process id"
         raise argparse.ArgumentTypeError(message)
     return int(text)
+
+
+def interval(text: str) -> float:
+    """Parse a number of seconds that is long enough to sleep for."""
+    value = seconds(text)
+    if value < LEAST_INTERVAL_S:
+        message = f"{text!r} is too short an interval; give at least {LEAST_INTERVAL_S} seconds"
+        raise argparse.ArgumentTypeError(message)
+    return value

@@ -1,0 +1,107 @@
+"""Following a ledger directory: a look at it whenever an engine or a publisher rings, and now and then by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvcached import _native
+from kvcached.control.view import View, read_view
+from kvcached.instances import find_replicas
+from kvcached.ledger import LedgerDirectory, LedgerDirectoryError, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from typing_extensions import Self
+
+    from kvcached.ledger import Ledger
+
+LEAST_GAP_S = 0.1
+"""How soon one look may follow another: a busy engine reports four times a second, and there may be many."""
+
+SLICE_S = 0.25
+"""How long a listener sleeps at most, which is how long it may take to end."""
+
+
+class Doorbells:
+    """Listens to several ledgers at once. A futex is one word, so each doorbell takes a thread; they only sleep."""
+
+    def __init__(self, ledgers: Iterable[Ledger]) -> None:
+        """Start listening. The ledgers must stay open until :meth:`close`."""
+        self._rung = threading.Event()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._listen, args=(ledger.handle, bell), daemon=True)
+            for ledger in ledgers
+            for bell in (_native.PUBLISHED, _native.ACKNOWLEDGED)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until something rang since the last return; False when that did not happen in time."""
+        rung = self._rung.wait(timeout_s)
+        self._rung.clear()
+        return rung
+
+    def _listen(self, handle: _native.Handle, bell: int) -> None:
+        seen = handle.bell(bell)
+        while not self._stopping.is_set() and not handle.is_lost():
+            if handle.wait(bell, seen, time.monotonic() + SLICE_S):
+                seen = handle.bell(bell)
+                self._rung.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening, so that the ledgers may be closed."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def follow(path: str, instance_name: str | None, interval_s: float) -> Iterator[View]:
+    """Yield a look at the directory at once, and again after each ring or after ``interval_s`` seconds; never ends.
+
+    Raises :class:`LedgerDirectoryError` if the directory cannot be used at first. If that happens later, it shows as a
+    refusal until it is over.
+    """
+    with LedgerDirectory(path, writable=False):
+        pass
+    while True:
+        try:
+            with LedgerDirectory(path, writable=False) as directory:
+                yield from _follow_files(directory, instance_name, interval_s)
+        except LedgerDirectoryError as error:
+            yield View((), (Refusal("", path, str(error)),), None)
+            time.sleep(interval_s)
+
+
+def _follow_files(directory: LedgerDirectory, instance_name: str | None, interval_s: float) -> Iterator[View]:
+    """Follow until a file comes, goes or is replaced, or another ledger has to be listened to."""
+    ledgers = directory.open_all()
+    known = directory.gpu_ids()
+    listened = _first_ledgers(ledgers, instance_name)
+    with Doorbells(listened) as bells:
+        while True:
+            yield read_view(directory, ledgers, instance_name)
+            looked = time.monotonic()
+            if not bells.wait(interval_s) or len(listened) == 0:
+                same = directory.gpu_ids() == known and all(ledger.is_current() for ledger in ledgers)
+                if not same or _first_ledgers(ledgers, instance_name) != listened or not known:
+                    return
+            time.sleep(max(0.0, looked + LEAST_GAP_S - time.monotonic()))
+
+
+def _first_ledgers(ledgers: Iterable[Ledger], instance_name: str | None) -> list[Ledger]:
+    """Return the ledgers whose bells are rung for these instances: that of each replica's first member."""
+    found = {
+        replica.members[0].ledger.gpu: replica.members[0].ledger for replica in find_replicas(ledgers, instance_name)
+    }
+    return [found[gpu] for gpu in sorted(found)]
