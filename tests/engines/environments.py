@@ -161,7 +161,7 @@ def run_suite(engine: Engine, version: str, arguments: list[str], *, prepare_onl
 
 def select(words: list[str]) -> list[tuple[Engine, str]]:
     """Turn ``vllm``, ``vllm=VERSION`` and ``vllm=all`` into engines and releases; no words mean every engine."""
-    selected = []
+    selected: list[tuple[Engine, str]] = []
     for word in words or known_engines():
         name, _, version = word.partition("=")
         if name not in known_engines():

@@ -17,7 +17,8 @@ from kvcached.engines.vllm.prefix_cache import BlockPrefixCache, group_block_tok
 from kvcached.engines.vllm.process import is_instance_named
 from kvcached.engines.vllm.targets import StartRefusedError, Targets, UnsupportedEngineError
 from kvcached.policy import RetentionPolicy
-from kvcached.subscription import InstanceNameTakenError, Subscription
+from kvcached.registration import InstanceNameTakenError
+from kvcached.subscription import Subscription
 from kvcached.values import Identity
 
 if TYPE_CHECKING:

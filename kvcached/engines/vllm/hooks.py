@@ -95,8 +95,7 @@ def _attend(targets: Targets, moment: str, engine: Any) -> None:  # noqa: ANN401
         getattr(governor, moment)()
     except StartRefusedError:
         raise
-    except Exception as error:
-        # The one place where an engine is protected from us: whatever went wrong, it has to serve on.
+    except Exception as error:  # noqa: BLE001 - the place where the engine is protected from us: it has to serve on
         engine.__dict__[_GOVERNOR] = _UNCONTROLLED
         _log.exception("run-time control of this engine ended by an error of its own; the engine serves on")
         unsupported.report_failure(engine, f"the plugin failed: {type(error).__name__}: {error}")

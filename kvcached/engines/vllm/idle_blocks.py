@@ -4,9 +4,9 @@ With prefix caching on, vLLM keeps its free queue in two parts::
 
     head [not cached ...][cached, least recently used first ...] tail
 
-A request's blocks go back to the tail if they are cached and to the head if they are not; new blocks come from the head;
-a cache hit takes a cached block out of the middle. So the number of cached blocks in the queue is the queue's length,
-which vLLM counts itself, less the length of the first part. Only two calls change the first part, both on whole
+A request's blocks go back to the tail if they are cached and to the head if they are not; new blocks come from the
+head; a cache hit takes a cached block out of the middle. So the number of cached blocks in the queue is the queue's
+length, which vLLM counts itself, less the length of the first part. Only two calls change the first part, both on whole
 batches: ``popleft_n`` shortens it and ``prepend_n`` lengthens it. Frees, hits and hashes of cached blocks cost nothing.
 
 The last block of the first part is the *boundary*: behind it stands the next victim. An eviction moves the boundary on.
@@ -185,7 +185,7 @@ class IdleBlocks:
         """Put our step around the pool's methods that take hashes from blocks in the queue."""
         pool = self._pool
         evict_blocks, reset_prefix_cache = pool.evict_blocks, pool.reset_prefix_cache
-        unpin_blocks = getattr(pool, "unpin_blocks", None)  # since 0.30
+        unpin_blocks: Any = getattr(pool, "unpin_blocks", None)  # since 0.30
 
         def follow_evict_blocks(block_ids: Iterable[int]) -> None:
             blocks = pool.blocks

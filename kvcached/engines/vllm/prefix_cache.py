@@ -26,8 +26,8 @@ class BlockPrefixCache:
     def __init__(self, idle: IdleBlocks, group_block_tokens: Sequence[int]) -> None:
         """Measure ``idle`` by the block sizes, in tokens, of the model's KV-cache groups."""
         self._idle = idle
-        per_block = 1 / sum(Fraction(1, tokens) for tokens in group_block_tokens)
-        self._numerator, self._denominator = per_block.numerator, per_block.denominator
+        blocks_per_token = sum((Fraction(1, tokens) for tokens in group_block_tokens), start=Fraction(0))
+        self._numerator, self._denominator = blocks_per_token.denominator, blocks_per_token.numerator
         self._block_tokens = max(group_block_tokens)
 
     @property

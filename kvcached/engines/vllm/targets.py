@@ -14,7 +14,7 @@ from kvcached.engines.vllm.idle_blocks import POOL_METHODS, QUEUE_METHODS, IdleB
 
 
 class UnsupportedEngineError(Exception):
-    """This engine cannot be controlled; the message is the reason that users see."""
+    """An engine cannot be controlled; the message is the reason that users see."""
 
 
 class StartRefusedError(RuntimeError):

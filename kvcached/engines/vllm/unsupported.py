@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcached.engines.vllm.process import engine_core_settings, holds_engine_core, replica_by_name
-from kvcached.settings import Settings
 from kvcached.subscription import Subscription
 from kvcached.values import UNLIMITED, Identity, Outcome, Report, Update
+
+if TYPE_CHECKING:
+    from kvcached.settings import Settings
 
 _log = logging.getLogger(__name__)
 

@@ -13,5 +13,5 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama without weights."""
+    """Write a tiny Llama without weights."""
     return write_config(PLAIN, tmp_path_factory.mktemp("llama"))

@@ -16,7 +16,6 @@ from vllm_serving import (
     control,
     engine_environment,
     free_port,
-    prompt,
     replicas,
     server_command,
     serving,
@@ -104,7 +103,8 @@ def test_disabled_means_that_nothing_of_ours_runs(model: Path, tmp_path: Path) -
 def test_a_vllm_that_lacks_a_target_serves_and_says_why(model: Path, tmp_path: Path) -> None:
     """With a hook target missing nothing is installed, the slot gives the reason, and waiting fails at once."""
     ledger_dir = tmp_path / "ledger"
-    environment = with_plugin(engine_environment(ledger_dir, "odd", KVCACHED_MAX_CACHED_TOKENS="0"), "shrunken_pool", tmp_path)
+    environment = engine_environment(ledger_dir, "odd", KVCACHED_MAX_CACHED_TOKENS="0")
+    environment = with_plugin(environment, "shrunken_pool", tmp_path)
     with application(model, tmp_path / "log", environment) as running:
         assert [running.cached_tokens(1), running.cached_tokens(1)] == [0, HIT_TOKENS]
         (state,) = replicas("odd", ledger_dir)

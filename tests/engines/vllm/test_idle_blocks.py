@@ -1,5 +1,7 @@
 """The count of idle blocks against vLLM's real BlockPool, without an engine."""
 
+# ruff: noqa: ANN401 - vLLM's objects have no types here
+
 from __future__ import annotations
 
 import collections
@@ -14,6 +16,11 @@ from kvcached.engines.vllm.idle_blocks import IdleBlocks
 
 BLOCKS = 200
 OPERATIONS = 20_000
+
+
+def make_pool(blocks: int) -> Any:
+    """Return a real pool with caching and KV events."""
+    return BlockPool(blocks, enable_caching=True, hash_block_size=16, enable_kv_cache_events=True)
 
 
 def scan(pool: Any) -> list[Any]:
@@ -102,9 +109,9 @@ class Traffic:
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_count_equals_a_full_scan_after_every_random_operation(groups: int, seed: int, *, holes: bool) -> None:
-    """After each of 20,000 random operations the count is exact, and evictions take the oldest blocks, only idle ones."""
+    """After each of 20,000 operations the count is exact, and evictions take the oldest blocks, only idle ones."""
     print(f"seed {seed}")
-    pool = BlockPool(BLOCKS, True, 16, enable_kv_cache_events=True)
+    pool = make_pool(BLOCKS)
     counter = IdleBlocks(pool)
     traffic = Traffic(pool, groups, seed)
     operations = [traffic.allocate] * 8 + [traffic.free] * 7 + [traffic.promote]
@@ -131,7 +138,7 @@ def test_the_count_equals_a_full_scan_after_every_random_operation(groups: int, 
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_free_queue_keeps_uncached_blocks_in_front_of_cached_ones(groups: int) -> None:
     """Without failed loads no eviction of ours leaves an uncached block behind a cached one."""
-    pool = BlockPool(BLOCKS, True, 16)
+    pool = make_pool(BLOCKS)
     counter = IdleBlocks(pool)
     traffic = Traffic(pool, groups, seed=3)
     for _ in range(2_000):
@@ -145,7 +152,7 @@ def test_an_eviction_emits_the_events_of_vllms_own_eviction() -> None:
     """The removal events of our eviction equal, item for item, those of vLLM's own eviction of the same blocks."""
     events = []
     for evict in (lambda pool: IdleBlocks(pool).evict(20), lambda pool: pool.get_new_blocks(20)):
-        pool = BlockPool(21, True, 16, enable_kv_cache_events=True)
+        pool = make_pool(21)
         traffic = Traffic(pool, groups=2, seed=4)
         blocks = pool.get_new_blocks(20)
         for block in blocks:
@@ -160,7 +167,7 @@ def test_an_eviction_emits_the_events_of_vllms_own_eviction() -> None:
 
 def test_an_evicted_block_can_be_cached_again_and_its_old_hash_misses() -> None:
     """A victim loses its identity everywhere: no hash, no entry in the map, and another prefix can take the block."""
-    pool = BlockPool(10, True, 16)
+    pool = make_pool(10)
     counter = IdleBlocks(pool)
     first, second = (make_block_hash_with_group_id(BlockHash(key), 0) for key in (b"first", b"second"))
     (block,) = pool.get_new_blocks(1)
@@ -177,7 +184,7 @@ def test_an_evicted_block_can_be_cached_again_and_its_old_hash_misses() -> None:
 
 def test_a_raising_eviction_leaves_the_count_right() -> None:
     """What the pool raises half-way comes through, and the count is exact afterwards."""
-    pool = BlockPool(BLOCKS, True, 16)
+    pool = make_pool(BLOCKS)
     blocks = pool.get_new_blocks(50)
     traffic = Traffic(pool, groups=1, seed=5)
     for block in blocks:

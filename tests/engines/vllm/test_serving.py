@@ -36,7 +36,7 @@ seeds = itertools.count(1000)
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that publishes its KV events."""
+    """Start a server that publishes its KV events."""
     directory = tmp_path_factory.mktemp("serving")
     port = free_port()
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{port}"}
@@ -87,7 +87,7 @@ def test_a_small_limit_keeps_whole_blocks_and_at_least_one(
     limit: int,
     kept: int,
 ) -> None:
-    """A positive limit below one block keeps one, 100 tokens keep three blocks of 32; the head of the prompt is kept."""
+    """A positive limit below one block keeps one, 100 tokens keep three blocks of 32: the head of the prompt."""
     server.set(-1)
     server.cached_tokens(prompts[0])
     server.set(limit)

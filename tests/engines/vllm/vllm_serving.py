@@ -1,5 +1,7 @@
 """Real vLLM processes and the real command line, as an operator would start them."""
 
+# ruff: noqa: ANN401 - vLLM's objects have no types here
+
 from __future__ import annotations
 
 import contextlib
@@ -297,9 +299,16 @@ class Application:
 
 
 @contextlib.contextmanager
-def application(model: Path, log: Path, environment: dict[str, str], **options: Any) -> Iterator[Application]:
+def application(
+    model: Path,
+    log: Path,
+    environment: dict[str, str],
+    *,
+    program: str = "driver.py",
+    **options: Any,
+) -> Iterator[Application]:
     """Start a program with an LLM object, wait until it is ready, and end it."""
-    command = [sys.executable, str(SUPPORT / "driver.py"), str(model), json.dumps(ENGINE_OPTIONS | options)]
+    command = [sys.executable, str(SUPPORT / program), str(model), json.dumps(ENGINE_OPTIONS | options)]
     with (
         log.open("wb") as sink,
         subprocess.Popen(

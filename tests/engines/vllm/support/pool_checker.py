@@ -3,6 +3,8 @@
 The first failures and some counts are written to ``$POOL_CHECKER_REPORT.<pid>`` at each turn of the idle loop.
 """
 
+# ruff: noqa: ANN401 - vLLM's objects have no types here
+
 from __future__ import annotations
 
 import json
@@ -61,7 +63,7 @@ class Checker:
         governor = getattr(governor, "_governor", governor)
         idle, policy = getattr(governor, "_idle", None), getattr(governor, "_policy", None)
         if idle is None or policy is None:
-            self.expect(False, "the engine core is not governed")
+            self.expect(truth=False, what="the engine core is not governed")
             return
         self.watch(engine, idle)
         queue = idle._pool.free_block_queue

@@ -1,7 +1,7 @@
 """Send requests with shared prefixes through an engine with little memory, once in peace and once under toggling.
 
-``stress.py MODEL BLOCKS OUTPUTS`` prints ``toggle`` before the second round and ``done`` after it, and writes the greedy
-outputs of both rounds to OUTPUTS.
+``stress.py MODEL BLOCKS OUTPUTS`` prints ``toggle`` before the second round and ``done`` after it, and writes the
+greedy outputs of both rounds to OUTPUTS.
 """
 
 from __future__ import annotations

@@ -1,0 +1,216 @@
+"""Figures of the vLLM plugin, each beside the stock engine or per block, all of one run. See ``scripts/bench-vllm``."""
+
+# ruff: noqa: ANN401 - vLLM's objects have no types here
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_models import PLAIN, write_config
+from vllm_serving import application, descendants, engine_environment, process_title, with_plugin
+
+from kvcached import _native
+from kvcached.instances import find_replicas
+from kvcached.ledger import LedgerDirectory
+from kvcached.values import Update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from vllm_serving import Application
+
+    from kvcached.engines.vllm.idle_blocks import IdleBlocks
+
+ROUNDS = 9
+PUBLICATIONS = 1000
+IDLE_S = 10.0
+
+
+def say(what: str, value: str) -> None:
+    """Print one line of the result."""
+    print(f"{what:66} {value}", flush=True)
+
+
+# The pool alone ---------------------------------------------------------------------------------------------------
+
+
+def make_pool(blocks: int, *, events: bool = False) -> Any:
+    """Return vLLM's real pool."""
+    from vllm.v1.core.block_pool import BlockPool  # noqa: PLC0415 - slow
+
+    return BlockPool(blocks, enable_caching=True, hash_block_size=16, enable_kv_cache_events=events)
+
+
+def make_hashes(count: int) -> list[Any]:
+    """Return distinct block hashes of group 0."""
+    from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id  # noqa: PLC0415 - slow
+
+    return [make_block_hash_with_group_id(BlockHash(each.to_bytes(32, "big")), 0) for each in range(count)]
+
+
+def life_ns(pool: Any, batch: int, hashes: list[Any]) -> float:
+    """Return the ns per block from allocation (dropping an old hash) over caching, release and a hit to release."""
+    supply = iter(hashes)
+    began = time.perf_counter_ns()
+    for _ in range(len(hashes) // batch):
+        blocks = pool.get_new_blocks(batch)
+        for block in blocks:
+            pool._insert_block_hash(next(supply), block, 16)
+        pool.free_blocks(blocks)
+        pool.touch(blocks)
+        pool.free_blocks(blocks)
+    return (time.perf_counter_ns() - began) / len(hashes)
+
+
+def bench_life(attach: Callable[[Any], IdleBlocks]) -> None:
+    """Compare a block's whole life with and without our bookkeeping."""
+    hashes = make_hashes(20_000)
+    for batch in (1, 4, 16, 64):
+        stock, ours = make_pool(10_000), make_pool(10_000)
+        attach(ours)
+        pairs = [(life_ns(stock, batch, hashes), life_ns(ours, batch, hashes)) for _ in range(ROUNDS)]
+        fastest = [min(side) for side in zip(*pairs, strict=True)]
+        ratio = statistics.median(ours / stock for stock, ours in pairs)
+        figures = f"{fastest[0]:.0f} ns -> {fastest[1]:.0f} ns, median ratio {ratio:.3f}"
+        say(f"a block's whole life, {batch} per request, stock -> ours", figures)
+
+
+def filled_pool(blocks: int, *, events: bool) -> Any:
+    """Return a pool with this many idle cached blocks."""
+    pool = make_pool(blocks + 1, events=events)
+    taken = pool.get_new_blocks(blocks)
+    for block, block_hash in zip(taken, make_hashes(blocks), strict=True):
+        pool._insert_block_hash(block_hash, block, 16)
+    pool.free_blocks(reversed(taken))
+    return pool
+
+
+def bench_eviction(attach: Callable[[Any], IdleBlocks], chunk: int) -> None:
+    """Measure the eviction of all blocks, chunk by chunk as the engine does it."""
+    for blocks, events in ((10_000, False), (100_000, False), (1_000_000, False), (100_000, True)):
+        idle = attach(filled_pool(blocks, events=events))
+        holds = []
+        while idle.count:
+            began = time.perf_counter_ns()
+            idle.evict(chunk)
+            holds.append(time.perf_counter_ns() - began)
+        per_block = sum(holds) / blocks / 1000
+        figures = f"{per_block:.2f} us per block, longest hold {max(holds) / 1e6:.2f} ms"
+        say(f"evict {blocks:,} idle blocks{', KV events on' if events else ''}", figures)
+
+
+def bench_pool() -> None:
+    """Everything that needs no engine."""
+    from kvcached.engines.vllm.idle_blocks import IdleBlocks  # noqa: PLC0415
+    from kvcached.engines.vllm.prefix_cache import CHUNK_BLOCKS  # noqa: PLC0415
+
+    gc.collect()
+    gc.freeze()  # as vLLM does once its engine is built
+    bench_life(IdleBlocks)
+    bench_eviction(IdleBlocks, CHUNK_BLOCKS)
+
+
+# A real engine ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[tuple[Path, Path]]:
+    """Give a directory and a model in it."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        yield directory, write_config(PLAIN, directory / "model")
+
+
+def publish_raw(ledger_dir: Path, gaps_s: Callable[[], float]) -> dict[int, int]:
+    """Publish often, by compare-and-swap and doorbell alone; return when each revision was published."""
+    began: dict[int, int] = {}
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        (replica,) = find_replicas(directory.open_all(), "bench")
+        (member,) = replica.members
+        first = member.slot.desired.revision + 1
+        for revision in range(first, first + PUBLICATIONS):
+            time.sleep(gaps_s())
+            began[revision] = time.monotonic_ns()
+            member.ledger.handle.raise_desired(member.index, member.slot.incarnation, Update(revision, revision % 2))
+            member.ledger.handle.ring(_native.PUBLISHED)
+    return began
+
+
+def bench_latency() -> None:
+    """Measure from before the compare-and-swap of a publisher to the end of the engine's turn; the engine idles."""
+    draw = random.Random(1)
+    print("seed 1")
+    with scratch() as (directory, model):
+        ledger_dir, report = directory / "ledger", directory / "clock.json"
+        environment = engine_environment(ledger_dir, "bench", PUBLICATION_CLOCK_REPORT=str(report))
+        environment = with_plugin(environment, "publication_clock", directory)
+        with application(model, directory / "log", environment) as running:
+            running.cached_tokens(1)
+            time.sleep(1.0)
+            for name, gap in (("1 to 20 ms apart", (0.001, 0.020)), ("50 to 60 ms apart", (0.050, 0.060))):
+                began = publish_raw(ledger_dir, lambda gap=gap: draw.uniform(*gap))
+                time.sleep(0.5)
+                done = {int(key): value for key, value in json.loads(report.read_text()).items()}
+                taken = sorted((done[each] - began[each]) / 1000 for each in began if each in done)
+                cuts = [taken[int(len(taken) * share)] for share in (0.5, 0.9, 0.99)]
+                figures = f"p50 {cuts[0]:.0f}, p90 {cuts[1]:.0f}, p99 {cuts[2]:.0f}, max {taken[-1]:.0f} us"
+                say(f"publication -> evicted on the idle engine, {name} ({len(taken)})", figures)
+
+
+def core_cpu_s(running: Application) -> float:
+    """Return the CPU seconds that the engine core took so far."""
+    (core,) = (pid for pid in descendants(running.process.pid) if process_title(pid).startswith("VLLM::EngineCor"))
+    fields = Path(f"/proc/{core}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def bench_serving(pairs: int = 3) -> None:
+    """Compare tokens per second and the CPU of an idle engine core, with the plugin and without, in turns."""
+    speeds: dict[str, list[int]] = {"": [], "1": []}
+    idle: dict[str, list[float]] = {"": [], "1": []}
+    with scratch() as (directory, model):
+        for turn in range(pairs):
+            for disabled in ("", "1") if turn % 2 else ("1", ""):
+                environment = engine_environment(
+                    directory / "ledger",
+                    "bench",
+                    KVCACHED_DISABLE=disabled,
+                    KVCACHED_MAX_CACHED_TOKENS="4000",
+                )
+                with application(model, directory / "log", environment, program="throughput.py") as running:
+                    running.cached_tokens(0)
+                    speeds[disabled] += [running.cached_tokens(seed) for seed in range(1, 6)]
+                    time.sleep(1.0)
+                    before = core_cpu_s(running)
+                    time.sleep(IDLE_S)
+                    idle[disabled].append((core_cpu_s(running) - before) / IDLE_S * 100)
+    with_plugin_on, without = statistics.median(speeds[""]), statistics.median(speeds["1"])
+    ratio = with_plugin_on / without
+    say("tokens per second without -> with", f"{without:.0f} -> {with_plugin_on:.0f}, ratio {ratio:.3f}")
+    cpu = f"{statistics.median(idle['1']):.2f} % -> {statistics.median(idle['']):.2f} %"
+    say(f"CPU of the idle engine core over {IDLE_S:.0f} s, without -> with", cpu)
+
+
+BENCHES = {"pool": bench_pool, "latency": bench_latency, "serving": bench_serving}
+
+
+def main() -> None:
+    """Run the chosen parts."""
+    say("load of the machine at the start", " ".join(f"{each:.2f}" for each in os.getloadavg()))
+    for name in sys.argv[1:] or BENCHES:
+        BENCHES[name]()
+    say("load of the machine at the end", " ".join(f"{each:.2f}" for each in os.getloadavg()))
+
+
+if __name__ == "__main__":
+    main()
