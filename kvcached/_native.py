@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 from dataclasses import dataclass
 
@@ -126,6 +127,16 @@ def _load() -> _Library:
     if _library is None:
         _library = _Library()
     return _library
+
+
+def binding_version() -> str:
+    """Return the version of cffi's runtime. Raises :class:`NativeLibraryError` if it is not installed."""
+    try:
+        import _cffi_backend  # noqa: PLC0415 - its absence is an answer
+    except ImportError as error:
+        message = f"cffi's runtime is not installed ({error}); pip install cffi"
+        raise NativeLibraryError(message) from error
+    return str(getattr(_cffi_backend, "__version__", "of unknown version"))
 
 
 def layout() -> int:
@@ -353,10 +364,17 @@ class Word:
         self.handle = handle
         self.pointer = pointer
 
-    def view(self) -> memoryview:
-        """Return a view whose item 0 is the word: the hot look, one aligned 64-bit load without a call."""
-        buffer = _load().ffi.buffer(self.pointer, 8)
-        return memoryview(buffer).cast("Q").toreadonly()
+    def value(self) -> int:
+        """Return the word as it stands, also that of a slot which nobody owns."""
+        return int(self.pointer[0])
+
+    def revision_view(self) -> memoryview:
+        """Return a view whose item 0 is the word's revision: the hot look, one aligned load without a call.
+
+        Half the word is enough, because words are only ever raised; and a small integer is cheaper than a large one.
+        """
+        upper_half = slice(4, 8) if sys.byteorder == "little" else slice(0, 4)
+        return memoryview(_load().ffi.buffer(self.pointer, 8))[upper_half].cast("I").toreadonly()
 
 
 class Agreement:
@@ -370,10 +388,10 @@ class Agreement:
         self._count = len(words)
         self._out = library.ffi.new("uint64_t *")
 
-    def word(self) -> int | None:
-        """Return the word that stands in all members, or None while they differ."""
+    def pair(self) -> Update | None:
+        """Return the pair that stands in all members, or None while they differ."""
         if self._agree(self._words, self._count, self._out) == 1:
-            return int(self._out[0])
+            return unpack(self._out[0])
         return None
 
 

@@ -41,8 +41,8 @@ class RegistrationError(Exception):
 class Registration:
     """The slots of one replica: one per member, in byte order of the GPU ids.
 
-    Publishers write the last member last, so its word is the one to look at: ``last_word`` is a view whose item 0 it
-    is, and ``last_handle`` has the doorbell that is rung when a publication is complete.
+    Publishers write the last member last, so its word is the one to look at: item 0 of ``newest`` is the revision that
+    stands there now, and ``last_handle`` has the doorbell that is rung when a publication is complete.
     """
 
     def __init__(self, identity: Identity, ledgers: Sequence[Ledger], desired: Update) -> None:
@@ -55,12 +55,12 @@ class Registration:
         ]
         words = [ledger.handle.desired_word(slot) for ledger, slot in zip(ledgers, self._slots, strict=True)]
         self._agreement = _native.Agreement(words)
-        self.last_word = words[-1].view()
+        self.newest = words[-1].revision_view()
         self.last_handle = ledgers[-1].handle
 
-    def agreed_word(self) -> int | None:
-        """Return the word that stands in all members, or None while they differ."""
-        return self._agreement.word()
+    def agreed(self) -> Update | None:
+        """Return the pair that stands in all members, or None while they differ."""
+        return self._agreement.pair()
 
     def acknowledge(self, report: Report) -> None:
         """Write ``report`` into all members' slots and ring who waits for it."""

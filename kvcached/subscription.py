@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvcached import _native
 from kvcached.registration import InstanceNameTakenError, RegistrationError, register
-from kvcached.values import UNLIMITED, Outcome, Report, Update, pack, unpack
+from kvcached.values import UNLIMITED, Outcome, Report, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,11 +65,10 @@ class Subscription:
         self._gpu_ids = tuple(gpu_ids)
         self._ledger_dir = ledger_dir
         self._on_publication = on_publication
-        # The hot look compares these two: the last member's desired word, and the word that was settled last.
-        self._word = _private_word(0)
-        self._settled_word = 0
-        self._offered_word = 0
+        # The hot look compares these two. Words are only ever raised, so a word that changed has another revision.
+        self._newest = _private_revision(0)
         self._settled_revision = 0
+        self._offered = Update(0, identity.startup_limit_tokens)
         self._rejected = Update(0, 0)
         self._report: Report | None = None
         self._next_refresh = 0.0
@@ -106,19 +105,16 @@ class Subscription:
         The same update is returned until :meth:`acknowledge` reports it settled (applied or rejected): comparing with
         what was merely seen would lose a publication that was met half-way.
         """
-        if self._word[0] == self._settled_word:
+        if self._newest[0] == self._settled_revision:
             return None
         return self._look()
 
     def _look(self) -> Update | None:
         with self._lock:
-            word = self._registration.agreed_word() if self._registration is not None else None
-            if word is None:
+            update = self._registration.agreed() if self._registration is not None else None
+            if update is None or update.revision <= self._settled_revision:
                 return None
-            update = unpack(word)
-            if update.revision <= self._settled_revision:
-                return None
-            self._offered_word = word
+            self._offered = update
             if update.limit_tokens >= UNLIMITED:
                 return update
             self._reject_invalid(update)
@@ -130,7 +126,7 @@ class Subscription:
         Writes nothing if nothing changed. Never raises.
         """
         with self._lock:
-            self._settle(report.settled_revision)
+            self._settled_revision = max(self._settled_revision, report.settled_revision)
             if self._rejected.revision > report.settled_revision:
                 report = _as_invalid(report, self._rejected)
             if report != self._report:
@@ -178,22 +174,17 @@ class Subscription:
         if self._watcher.is_alive():
             self._watcher.join()
         with self._lock:
-            self._word = _private_word(self._settled_word)
+            self._newest = _private_revision(self._settled_revision)
             for registration in [*self._retired, *([self._registration] if self._registration else [])]:
                 registration.close()
             self._retired.clear()
             self._registration = None
 
-    def _settle(self, revision: int) -> None:
-        self._settled_revision = max(self._settled_revision, revision)
-        if unpack(self._offered_word).revision <= self._settled_revision:
-            self._settled_word = self._offered_word
-
     def _reject_invalid(self, update: Update) -> None:
         """Settle a word that makes no sense, which only a broken or hostile publisher writes."""
         _log.warning("revision %d has the limit %d, which means nothing: not applied", *_pair(update))
         self._rejected = update
-        self._settle(update.revision)
+        self._settled_revision = update.revision
         if self._report is not None:
             self._report = _as_invalid(self._report, update)
             self._write()
@@ -221,7 +212,7 @@ class Subscription:
     def _listen(self, registration: Registration, wake: Callable[[], None], deadline: float) -> None:
         while not self._stopping.is_set() and time.monotonic() < deadline:
             seen = registration.last_handle.bell(_native.PUBLISHED)  # before looking for what it announces
-            if registration.last_word[0] != self._settled_word:
+            if registration.newest[0] != self._settled_revision:
                 wake()
             registration.last_handle.wait(_native.PUBLISHED, seen, deadline)
 
@@ -244,28 +235,25 @@ class Subscription:
             registration.release()
             # Publishers confirm after writing that the slot is still owned. Looking once more after the release means
             # that whatever was confirmed is seen here.
-            word = registration.agreed_word()
-            if word is not None and unpack(word).revision > unpack(self._offered_word).revision:
-                self._offered_word = word
+            update = registration.agreed()
+            if update is not None and update.revision > self._offered.revision:
+                self._offered = update
             # The scheduler unmaps retired ledgers at its next report, maybe long before there are others: from now on
             # the hot look must not lead there.
-            self._word = _private_word(self._settled_word)
+            self._newest = _private_revision(self._settled_revision)
             self._retired.append(registration)
             self._registration = None
             self._registered.clear()
 
     def _register(self) -> None:
-        desired = self._offered_word or pack(Update(0, self._identity.startup_limit_tokens))
         try:
-            registration = register(self._identity, self._gpu_ids, self._ledger_dir, unpack(desired))
+            registration = register(self._identity, self._gpu_ids, self._ledger_dir, self._offered)
         except RegistrationError as error:
             self._warn(str(error))
             return
         with self._lock:
             self._registration = registration
-            self._word = registration.last_word
-            self._offered_word = self._offered_word or desired
-            self._settle(self._settled_revision)
+            self._newest = registration.newest
             self._write()
             self._registered.set()
         _log.info("instance %s takes publications in %s", self._identity.instance_name, self._ledger_dir)
@@ -277,9 +265,9 @@ class Subscription:
             _log.warning("the retention limit cannot be changed at run time for now: %s", text)
 
 
-def _private_word(word: int) -> memoryview:
+def _private_revision(revision: int) -> memoryview:
     """Return what the hot look reads while there is no registration."""
-    return memoryview(word.to_bytes(8, sys.byteorder)).cast("Q")
+    return memoryview(revision.to_bytes(4, sys.byteorder)).cast("I")
 
 
 def _as_invalid(report: Report, update: Update) -> Report:

@@ -24,11 +24,10 @@ def check_library() -> Iterator[Finding]:
     """Check interpreter, binding and library, then use them on a ledger in a temporary folder."""
     yield Finding(OK, "python", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")
     try:
-        import _cffi_backend  # noqa: PLC0415 - its absence is a finding
-    except ImportError as error:
-        yield Finding(PROBLEM, "cffi", f"not installed: {error}", "pip install cffi")
+        yield Finding(OK, "cffi", _native.binding_version())
+    except _native.NativeLibraryError as error:
+        yield Finding(PROBLEM, "cffi", str(error), "pip install cffi")
         return
-    yield Finding(OK, "cffi", f"{getattr(_cffi_backend, '__version__', 'of unknown version')}")
     try:
         layout = _native.layout()
     except _native.NativeLibraryError as error:
