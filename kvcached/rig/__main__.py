@@ -167,12 +167,15 @@ def _load(options: argparse.Namespace, capacity_tokens: int) -> Iterable[Arrival
 
 
 def _check_writable(*paths: Path | None) -> None:
-    """Open what will be written at the end, so that a run is not lost to a mistyped path."""
+    """Try what will be written at the end, so that a run is not lost to a mistyped path."""
     for path in paths:
         if path is None:
             continue
+        existed = path.exists()
         try:
             path.open("a", encoding="utf-8").close()
+            if not existed:
+                path.unlink()
         except OSError as error:
             message = f"cannot write {path}: {error.strerror}"
             raise _UsageError(message) from error

@@ -60,7 +60,7 @@ def test_ranks_never_differ_under_random_publications(engines: Engines) -> None:
     engine = engines.start("--tp", "4", "--requests", "800", "--capacity-tokens", "100000")
     seed = secrets.randbits(32)
     sys.stdout.write(f"seed {seed}\n")
-    rng = random.Random(seed)  # noqa: S311 - limits and moments, not secrets
+    rng = random.Random(seed)
     published = 0
     pids = engine.rank_pids()
     while engine.process.poll() is None:
