@@ -5,8 +5,6 @@ Importing it loads neither torch nor an engine, and no parser of C.
 
 from __future__ import annotations
 
-from kvcached.control.waiting import wait_until_applied
-from kvcached.instances import InstanceStatus, get_instances
 from kvcached.publication import MemberResult, PublicationResult, publish
 from kvcached.settings import check_instance_name, choose_ledger_dir
 from kvcached.values import MAX_LIMIT_TOKENS, UNLIMITED
@@ -15,8 +13,9 @@ TYPE_CHECKING = False  # spelled out, because importing typing costs the command
 if TYPE_CHECKING:
     import os
 
+    from kvcached.instances import InstanceStatus
+
 __all__ = [
-    "InstanceStatus",
     "MemberResult",
     "PublicationResult",
     "get_instances",
@@ -74,7 +73,24 @@ def set_prefix_cache_retention_limit(
     result = publish(limit_tokens, instance_name, directory, if_revision=if_revision)
     if wait is None or not result.accepted:
         return result
+    from kvcached.control.waiting import wait_until_applied  # noqa: PLC0415 - only who waits pays for its import
+
     return wait_until_applied(result, directory, wait)
+
+
+def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[InstanceStatus, ...]:
+    """Read the state of all live instances of a ledger directory, and change nothing.
+
+    May be called from any thread of any process that may read the directory. Files that cannot be used are passed over.
+
+    Raises:
+        LedgerDirectoryError: the directory does not exist or cannot be used.
+        ValueError: a malformed directory.
+
+    """
+    from kvcached import instances  # noqa: PLC0415 - publishing does without it
+
+    return instances.get_instances(ledger_dir)
 
 
 def check_limit(limit_tokens: int) -> None:

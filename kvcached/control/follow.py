@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from kvcached import _native
 from kvcached.control.view import View, read_view
-from kvcached.instances import find_replicas
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError, Refusal
+from kvcached.replicas import find_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

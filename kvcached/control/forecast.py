@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcached.elsewhere import elsewhere
-from kvcached.instances import find_conflict, find_replicas
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
 from kvcached.publication import advice
+from kvcached.replicas import find_conflict, find_replicas
 from kvcached.values import Outcome
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
-    from kvcached.instances import Replica
+    from kvcached.replicas import Replica
 
 
 @dataclass(frozen=True)

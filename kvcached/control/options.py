@@ -10,6 +10,8 @@ from kvcached.settings import SettingsError, check_instance_name
 LEAST_INTERVAL_S = 0.1
 """How short an interval may be."""
 
+MAX_PORT = 65535
+
 MAX_PID = 2**22
 """The largest process id that Linux gives out."""
 
@@ -74,3 +76,11 @@ def interval(text: str) -> float:
         message = f"{text!r} is too short an interval; give at least {LEAST_INTERVAL_S} seconds"
         raise argparse.ArgumentTypeError(message)
     return value
+
+
+def port(text: str) -> int:
+    """Parse a TCP port; 0 is any free one."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PORT)) and int(text) <= MAX_PORT):
+        message = f"{text!r} is not a port; give 0 to {MAX_PORT}"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)

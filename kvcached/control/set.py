@@ -11,7 +11,6 @@ from kvcached.control import exits
 from kvcached.control.limits import format_limit, parse_limit
 from kvcached.control.options import add_json, add_ledger_dir, note, seconds
 from kvcached.control.targets import ANY, check_name_or_pattern, is_pattern, matching_instances
-from kvcached.control.waiting import wait_until_applied
 from kvcached.elsewhere import elsewhere
 from kvcached.ledger import LedgerDirectoryError
 from kvcached.publication import publish
@@ -141,6 +140,8 @@ def _wait(result: PublicationResult, directory: str, deadline: float, *, json_wa
     if not result.accepted:
         return _not_waited(result)
     with _progress(json_wanted=json_wanted) as progress:
+        from kvcached.control.waiting import wait_until_applied  # noqa: PLC0415 - only who waits pays for its import
+
         return wait_until_applied(result, directory, max(0.0, deadline - time.monotonic()), progress)
 
 

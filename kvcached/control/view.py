@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcached.instances import find_conflict, find_replicas, statuses_of
+from kvcached.instances import statuses_of
+from kvcached.replicas import find_conflict, find_replicas
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:

@@ -6,17 +6,17 @@ import time
 from dataclasses import dataclass, replace
 
 from kvcached import _native
-from kvcached.instances import find_replicas
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
 from kvcached.publication import SUPERSEDED, Rejection
+from kvcached.replicas import find_replicas
 from kvcached.values import Outcome
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvcached.instances import Replica
     from kvcached.publication import PublicationResult
+    from kvcached.replicas import Replica
 
 SLICE_S = 0.25
 """How long one sleep on a doorbell lasts at most; there is one per replica, and only one can be slept on."""

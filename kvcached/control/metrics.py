@@ -1,0 +1,65 @@
+"""``kvcached-control metrics``: the state of all instances for Prometheus, printed once or served."""
+
+from __future__ import annotations
+
+import sys
+
+from kvcached.control import exits
+from kvcached.control.options import add_ledger_dir, port
+from kvcached.settings import choose_ledger_dir
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    import argparse
+    from typing import NoReturn
+
+LOOPBACK = "127.0.0.1"
+
+EPILOG = """\
+examples:
+  kvcached-control metrics
+  kvcached-control metrics --port 9477
+Needs the package prometheus_client (pip install 'kvcached[metrics]'). Nobody is asked for a password: whoever may
+connect to the address may read the figures."""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("metrics", help="print or serve the figures for Prometheus", epilog=EPILOG)
+    add_ledger_dir(parser)
+    parser.add_argument("--port", metavar="P", type=port, help="serve over HTTP until interrupted (0: any free port)")
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", default=LOOPBACK, help=f"the address to serve at (default {LOOPBACK})"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or serve; the exit code."""
+    path = choose_ledger_dir(arguments.ledger_dir)
+    try:
+        from kvcached.control.exposition import print_once, serve  # noqa: PLC0415 - needs an optional package
+    except ImportError as error:
+        print(
+            f"kvcached-control: metrics need the package prometheus_client ({error}); pip install 'kvcached[metrics]'",
+            file=sys.stderr,
+        )
+        return exits.PROBLEM
+    if arguments.port is None:
+        return print_once(path)
+    import signal  # noqa: PLC0415 - for a server only
+
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        serve(path, arguments.listen, arguments.port)
+    except KeyboardInterrupt:
+        return exits.OK
+    except OSError as error:
+        where = f"{arguments.listen} port {arguments.port}"
+        print(f"kvcached-control: cannot serve at {where}: {error.strerror or error}", file=sys.stderr)
+        return exits.PROBLEM
+    return exits.OK
+
+
+def _end(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
