@@ -13,24 +13,24 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang_caches import Cached, build
 from sglang_model import write_model
+from sglang_placed import place, start_second_rank
 from sglang_server import Server, write_probe_entry_point
 
 from kvcached.control import set_prefix_cache_retention_limit
 from kvcached.engines.sglang.cache import RadixPrefixCache
-from kvcached.engines.sglang.hooks import SchedulerHooks
 from kvcached.engines.sglang.replica import CHUNK_TOKENS
 from kvcached.policy import RetentionPolicy
-from kvcached.settings import read_settings
 from kvcached.values import Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvcached.engines.sglang.hooks import SchedulerHooks
 
 LEAVES = 1000
 LEAF_TOKENS = 100
@@ -138,34 +138,16 @@ def _install_on_stand_ins(hooks: SchedulerHooks) -> None:
     HookRegistry.apply_hooks()
 
 
-def _placed_hooks(kind: str, folder: Path, *, source: bool) -> SchedulerHooks:
+def _placed_hooks(kind: str, ledger_dir: Path, *, source: bool) -> SchedulerHooks:
     """Return hooks that believe to be in a scheduler of two tensor-parallel ranks, started with a limit."""
-    from sglang.utils import TypeBasedDispatcher  # noqa: PLC0415
-
-    folder.mkdir()
-    environ = {"KVCACHED_LEDGER_DIR": str(folder / "ledgers"), "KVCACHED_INSTANCE_NAME": "bench"}
     cached = build(kind)
     cached.insert(list(range(1000)))
-    rank = 0 if source else 1
-    ranks = {"tp": 2, "attn_tp": 2, "attn_cp": 1, "attn_dp": 1, "pp": 1}
-    state = {f"{name}_size": size for name, size in ranks.items()} | {f"{name}_rank": 0 for name in ranks}
-    scheduler = SimpleNamespace(
-        ps=SimpleNamespace(**{**state, "tp_rank": rank, "attn_tp_rank": rank, "dp_rank": None, "gpu_id": rank}),
-        server_args=SimpleNamespace(nnodes=1, base_gpu_id=0, gpu_id_step=1, device="cpu"),
-        tree_cache=cached.tree_cache,
-        token_to_kv_pool_allocator=cached.token_to_kv_pool_allocator,
-        idle_sleeper=None,
-        _request_dispatcher=TypeBasedDispatcher([]),
-    )
-    hooks = SchedulerHooks(read_settings("sglang", environ))
-    hooks.take_place(None, scheduler)
-    news = hooks.announce(None, [])
-    messages = news[0][1] if news else []
-    from kvcached.engines.sglang.replica import Startup  # noqa: PLC0415
-
-    for message in messages or [Startup(16000)]:
-        scheduler._request_dispatcher(message)
-    return hooks
+    placed = place(cached, ledger_dir, source=source)
+    if source:
+        placed.iterate()
+    else:
+        start_second_rank(placed, 16000)
+    return placed.hooks
 
 
 def measure_latency(folder: Path, *options: str) -> dict[str, Any]:
