@@ -34,9 +34,9 @@ def describe_device(worker: Any) -> str:  # noqa: ANN401 - vLLM's worker, or its
     if device.type == "cuda":
         import torch  # noqa: PLC0415 - only ever imported where vLLM's worker already did
 
-        uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-        if uuid is not None:
-            return uuid if str(uuid).startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+        if uuid:
+            return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     return f"{device.type}-{device.index or 0}"
 
 

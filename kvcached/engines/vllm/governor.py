@@ -88,7 +88,7 @@ class Governor:
         update = self._subscription.poll()
         if update is not None:
             policy.update(update)
-        elif self._idle.count > self._idle_blocks:
+        elif self._idle.count != self._idle_blocks:
             policy.on_release()
         elif was_draining:
             policy.on_step()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _GOVERNOR = "_kvcached_governor"
-_MARK = "_kvcached_hook"
+_MARK = "_kvcached_hooked"
 
 
 class _Uncontrolled:
@@ -56,7 +56,7 @@ def install() -> None:
     log_beside_vllm()
     try:
         targets = resolve_targets()
-        if hasattr(targets.engine_core.post_step, _MARK):
+        if hasattr(targets.engine_core, _MARK):
             return
         check_pool_model(targets.block_pool)
     except UnsupportedEngineError as error:
@@ -65,9 +65,10 @@ def install() -> None:
             raise StartRefusedError(message) from error
         unsupported.announce(str(error))
         return
+    setattr(targets.engine_core, _MARK, True)  # on the class: others may wrap our hooks in turn
     _wrap(targets.engine_core, "post_step", functools.partial(_attend, targets, "on_step"))
     _wrap(targets.engine_core, "get_supported_tasks", functools.partial(_attend, targets, "on_idle"))
-    _wrap(targets.engine_core, "shutdown", _release)
+    _wrap(targets.engine_core, "shutdown", functools.partial(_attend, targets, "on_shutdown"))
     _wrap(targets.engine_core_proc, "_notify_idle_state_callbacks", functools.partial(_attend, targets, "on_idle"))
 
 
@@ -81,7 +82,6 @@ def _wrap(owner: type[Any], name: str, then: Callable[[Any], None]) -> None:
         then(self)
         return result
 
-    setattr(hook, _MARK, True)
     setattr(owner, name, hook)
 
 
@@ -89,24 +89,18 @@ def _attend(targets: Targets, moment: str, engine: Any) -> None:  # noqa: ANN401
     """Call the governor of ``engine``, bound at the first call. Nothing but a refused start gets out of here."""
     try:
         governor: Governor | InprocGovernor | _Uncontrolled | None = engine.__dict__.get(_GOVERNOR)
-        if governor is None:
-            governor = _bind_or_leave(targets, engine)
-            engine.__dict__[_GOVERNOR] = governor
-        getattr(governor, moment)()
+        if moment == "on_shutdown":
+            engine.__dict__[_GOVERNOR] = _UNCONTROLLED
+        elif governor is None:
+            governor = engine.__dict__[_GOVERNOR] = _bind_or_leave(targets, engine)
+        if governor is not None:
+            getattr(governor, moment)()
     except StartRefusedError:
         raise
     except Exception as error:  # noqa: BLE001 - the place where the engine is protected from us: it has to serve on
         engine.__dict__[_GOVERNOR] = _UNCONTROLLED
         _log.exception("run-time control of this engine ended by an error of its own; the engine serves on")
         unsupported.report_failure(engine, f"the plugin failed: {type(error).__name__}: {error}")
-
-
-def _release(engine: Any) -> None:  # noqa: ANN401
-    """Give the slot of ``engine`` back, if it has one."""
-    governor = engine.__dict__.pop(_GOVERNOR, None)
-    if governor is not None:
-        engine.__dict__[_GOVERNOR] = _UNCONTROLLED
-        governor.on_shutdown()
 
 
 def _bind_or_leave(targets: Targets, engine: Any) -> Governor | InprocGovernor | _Uncontrolled:  # noqa: ANN401

@@ -20,7 +20,7 @@ from vllm_models import PLAIN, write_config
 from vllm_serving import application, descendants, engine_environment, process_title, with_plugin
 
 from kvcached import _native
-from kvcached.instances import find_replicas
+from kvcached.replicas import find_replicas
 from kvcached.ledger import LedgerDirectory
 from kvcached.values import Update
 

@@ -85,7 +85,7 @@ class Checker:
     def report(self) -> None:
         """Write what was seen so far."""
         path = Path(f"{os.environ['POOL_CHECKER_REPORT']}.{os.getpid()}")
-        draft = path.with_suffix(".draft")
+        draft = Path(f"{path}.draft")
         draft.write_text(json.dumps({"counts": self.counts, "failures": self.failures}))
         draft.rename(path)
 
