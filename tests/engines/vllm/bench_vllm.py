@@ -20,8 +20,8 @@ from vllm_models import PLAIN, write_config
 from vllm_serving import application, descendants, engine_environment, process_title, with_plugin
 
 from kvcached import _native
-from kvcached.replicas import find_replicas
 from kvcached.ledger import LedgerDirectory
+from kvcached.replicas import find_replicas
 from kvcached.values import Update
 
 if TYPE_CHECKING:
