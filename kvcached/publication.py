@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from kvcached import _native
 from kvcached.elsewhere import elsewhere
-from kvcached.instances import find_conflict, find_replicas
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
+from kvcached.replicas import find_conflict, find_replicas
 from kvcached.values import MAX_REVISION, UNLIMITED, Outcome, Update
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from kvcached.instances import Member, Replica
+    from kvcached.replicas import Member, Replica
 
 ACCEPTED = "accepted"
 PARTIAL = "partial"

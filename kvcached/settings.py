@@ -29,7 +29,7 @@ class SettingsError(ValueError):
     """A setting cannot be used; the message says which, why and what to write instead."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Settings:
     """An engine's settings. ``gpu_ids`` is None where the engine's own devices decide."""
 

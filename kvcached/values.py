@@ -41,7 +41,7 @@ _REJECTIONS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Update:
     """One publication: a revision and the limit that belongs to it.
 
@@ -63,7 +63,7 @@ def unpack(word: int) -> Update:
     return Update(word >> 32, limit - 2**32 if limit >= 2**31 else limit)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Identity:
     """Who a replica is; fixed from its registration to its end."""
 
@@ -77,7 +77,7 @@ class Identity:
     block_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Report:
     """What an engine says of itself: the pair in force, what became of the newest publication, and its figures.
 

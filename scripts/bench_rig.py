@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from kvcached import _native
-from kvcached.instances import find_replicas
 from kvcached.ledger import LedgerDirectory
+from kvcached.replicas import find_replicas
 from kvcached.rig.config import RigConfig
 from kvcached.rig.exchange import Exchange
 from kvcached.rig.rank import Rank
