@@ -64,8 +64,11 @@ class Figure:
     def describe(self) -> str:
         """Return one line."""
         value, base = statistics.median(self.value_us), statistics.median(self.base_us)
-        p99 = _quantile(self.value_us, 0.99)
-        return f"{self.name}: {self.ratio:.2f} (aim {self.aim}; {value:.0f} µs ÷ {base:.0f} µs, p99 {p99:.0f} µs)"
+        p99, base_p99 = _quantile(self.value_us, 0.99), _quantile(self.base_us, 0.99)
+        return (
+            f"{self.name}: {self.ratio:.2f} (aim {self.aim}; {value:.0f} µs ÷ {base:.0f} µs; "
+            f"p99 {p99:.0f} µs, of the base {base_p99:.0f} µs)"
+        )
 
 
 @dataclass(frozen=True)
