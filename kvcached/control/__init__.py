@@ -5,6 +5,8 @@ Importing it loads neither torch nor an engine, and no parser of C.
 
 from __future__ import annotations
 
+import time
+
 from kvcached.publication import MemberResult, PublicationResult, publish
 from kvcached.settings import check_instance_name, choose_ledger_dir
 from kvcached.values import MAX_LIMIT_TOKENS, UNLIMITED
@@ -70,12 +72,13 @@ def set_prefix_cache_retention_limit(
         message = f"wait must be a number of seconds or None, not {type(wait).__name__}"
         raise TypeError(message)
     directory = choose_ledger_dir(ledger_dir)
+    started = time.monotonic()
     result = publish(limit_tokens, instance_name, directory, if_revision=if_revision)
     if wait is None or not result.accepted:
         return result
     from kvcached.control.waiting import wait_until_applied  # noqa: PLC0415 - only who waits pays for its import
 
-    return wait_until_applied(result, directory, wait)
+    return wait_until_applied(result, directory, wait, since=started)
 
 
 def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[InstanceStatus, ...]:

@@ -120,13 +120,13 @@ def _run_on_several(arguments: argparse.Namespace, directory: str) -> int:
 
 def _run_on(arguments: argparse.Namespace, names: Sequence[str], directory: str) -> int:
     """Publish to all of them before waiting for any."""
-    deadline = time.monotonic() + (arguments.wait or 0.0)
+    started = time.monotonic()
     results = [
         publish(arguments.limit, name, directory, if_revision=arguments.if_revision, note=arguments.note)
         for name in names
     ]
     if arguments.wait is not None:
-        results = [_wait(result, directory, deadline, json_wanted=arguments.json) for result in results]
+        results = [_wait(result, directory, arguments, started) for result in results]
     if arguments.json:
         whole = {"results": [result.to_dict() for result in results]}
         print(json.dumps(whole if is_pattern(arguments.instance) else results[0].to_dict()))
@@ -136,13 +136,15 @@ def _run_on(arguments: argparse.Namespace, names: Sequence[str], directory: str)
     return max(exit_code(result) for result in results)
 
 
-def _wait(result: PublicationResult, directory: str, deadline: float, *, json_wanted: bool) -> PublicationResult:
+def _wait(
+    result: PublicationResult, directory: str, arguments: argparse.Namespace, started: float
+) -> PublicationResult:
     if not result.accepted:
         return _not_waited(result)
-    with _progress(json_wanted=json_wanted) as progress:
+    with _progress(json_wanted=arguments.json) as progress:
         from kvcached.control.waiting import wait_until_applied  # noqa: PLC0415 - only who waits pays for its import
 
-        return wait_until_applied(result, directory, max(0.0, deadline - time.monotonic()), progress)
+        return wait_until_applied(result, directory, arguments.wait, progress, since=started)
 
 
 def _not_waited(result: PublicationResult) -> PublicationResult:

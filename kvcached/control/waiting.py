@@ -39,13 +39,16 @@ def wait_until_applied(
     ledger_dir: str,
     timeout_s: float,
     on_progress: Callable[[Progress], None] | None = None,
+    *,
+    since: float | None = None,
 ) -> PublicationResult:
     """Wait until all replicas report ``result`` applied and hold no more idle tokens than its limit.
 
     Returns the result with ``applied``, ``waited_s`` and ``rejections`` filled in; who lags when the time is over, or
     ended meanwhile, stands in ``warnings``. Ends at once if a replica will not apply it or a newer publication decides.
+    Seconds count from ``since``, a ``time.monotonic()``; by default from now.
     """
-    started = time.monotonic()
+    started = time.monotonic() if since is None else since
     waiter = _Waiter(result, ledger_dir, started + timeout_s, on_progress)
     ended = waiter.run()
     return replace(ended, waited_s=round(time.monotonic() - started, 6))
