@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check.c - runs the tests: `tests DIRECTORY [PART OF A NAME]`. Prints a line per test, in the form of TAP.
+ */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_TESTS = 200, TIME_LIMIT_S = 120 };
+
+static struct {
+    const char *name;
+    const char *sentence;
+    test_function function;
+} tests[MAX_TESTS];
+static int test_count;
+
+int here = -1;
+
+void add_test(const char *name, const char *sentence, test_function function)
+{
+    if (test_count == MAX_TESTS) {
+        abort();
+    }
+    tests[test_count].name = name;
+    tests[test_count].sentence = sentence;
+    tests[test_count++].function = function;
+}
+
+void fail_at(const char *file, int line, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    printf("# %s:%d: ", file, line);
+    vprintf(format, arguments);
+    printf("\n");
+    va_end(arguments);
+    fflush(stdout);
+    _exit(1);
+}
+
+void note(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    printf("# ");
+    vprintf(format, arguments);
+    printf("\n");
+    va_end(arguments);
+    fflush(stdout);
+}
+
+int64_t monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+int64_t stress_ns(void)
+{
+    const char *text = getenv("KVL_STRESS_MS");
+    return (text != NULL ? strtoll(text, NULL, 10) : 300) * 1000000;
+}
+
+void make(const char *name)
+{
+    CHECK_EQUAL(kvl_create(here, name, 0600), 1);
+}
+
+kvl_ledger *open_ledger(const char *name, int writable)
+{
+    struct kvl_file file;
+    kvl_ledger *ledger = NULL;
+    CHECK_EQUAL(kvl_open(here, name, writable, &file, &ledger), 0);
+    return ledger;
+}
+
+struct kvl_identity identity_of(const char *instance)
+{
+    struct kvl_identity identity;
+    memset(&identity, 0, sizeof identity);
+    strncpy(identity.instance, instance, sizeof identity.instance - 1);
+    strncpy(identity.engine, "test", sizeof identity.engine - 1);
+    identity.members = 1;
+    identity.tp_size = 1;
+    identity.pp_size = 1;
+    identity.startup_limit = 16000;
+    identity.block_tokens = 16;
+    identity.pid = (uint32_t)getpid();
+    return identity;
+}
+
+uint32_t register_as(kvl_ledger *ledger, const char *instance, uint64_t incarnation, uint64_t desired)
+{
+    struct kvl_identity identity = identity_of(instance);
+    int slot = kvl_register(ledger, &identity, incarnation, desired);
+    CHECK(slot >= 0);
+    return (uint32_t)slot;
+}
+
+uint64_t word_of(uint32_t revision, int32_t limit)
+{
+    return (uint64_t)revision << 32 | (uint32_t)limit;
+}
+
+uint32_t revision_in(uint64_t word)
+{
+    return (uint32_t)(word >> 32);
+}
+
+int32_t limit_in(uint64_t word)
+{
+    return (int32_t)(uint32_t)word;
+}
+
+void share_mapping(kvl_ledger *ledger, const kvl_ledger *with)
+{
+    munmap(ledger->file, KVL_FILE_BYTES);
+    ledger->file = with->file;
+}
+
+pid_t start(void (*function)(void *), void *argument)
+{
+    fflush(stdout);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        function(argument);
+        fflush(stdout);
+        _exit(0);
+    }
+    return child;
+}
+
+void join(pid_t child)
+{
+    int status = 0;
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        fail_at(__FILE__, __LINE__, "a process of this test ended with wait status 0x%x", (unsigned)status);
+    }
+}
+
+void finish_off(pid_t child)
+{
+    kill(child, SIGKILL);
+    CHECK_EQUAL(waitpid(child, NULL, 0), child);
+}
+
+void *shared_memory(size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    return memory;
+}
+
+static int run(int root, int index)
+{
+    if (mkdirat(root, tests[index].name, 0700) != 0) {
+        perror(tests[index].name);
+        return 1;
+    }
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        setpgid(0, 0);
+        alarm(TIME_LIMIT_S);
+        here = openat(root, tests[index].name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        tests[index].function();
+        fflush(stdout);
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    kill(-child, SIGKILL); /* what a failed test left behind */
+    return !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+int main(int count, char **arguments)
+{
+    if (count < 2) {
+        fprintf(stderr, "usage: %s DIRECTORY [PART OF A NAME]\n", arguments[0]);
+        return 2;
+    }
+    int root = open(arguments[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0) {
+        perror(arguments[1]);
+        return 2;
+    }
+    int failed = 0;
+    int ran = 0;
+    for (int i = 0; i < test_count; i++) {
+        if (count > 2 && strstr(tests[i].name, arguments[2]) == NULL) {
+            continue;
+        }
+        int result = run(root, i);
+        printf("%s %d - %s (%s)\n", result == 0 ? "ok" : "not ok", ++ran, tests[i].sentence, tests[i].name);
+        failed += result;
+    }
+    printf("1..%d\n", ran);
+    return failed != 0 || ran == 0;
+}
