@@ -168,7 +168,7 @@ class SchedulerHooks:
             on_publication=None if doorbell is None else doorbell.ring,
         )
         try:
-            subscription.start()
+            subscription.start(patient=not settings.strict)
         except InstanceNameTakenError as error:
             unsupported.refuse_or_warn(settings, str(error))
         return Source(Startup(limit), subscription, doorbell)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvcached.engines.sglang.identity import identify
 from kvcached.engines.sglang.placement import Placement, name_members
-from kvcached.registration import InstanceNameTakenError
 from kvcached.subscription import Subscription
 from kvcached.values import UNLIMITED, Outcome, Report, Update
 
@@ -51,10 +50,7 @@ def report_placed(settings: Settings, reason: str, placement: Placement, device:
     refuse_or_warn(settings, reason)
     identity = identify(settings, placement, startup_limit_tokens=UNLIMITED, block_tokens=1)
     members = name_members(placement, settings.gpu_ids, device)
-    try:
-        UngovernedSlot(settings, identity, members, reason).open()
-    except InstanceNameTakenError as error:
-        _log.error("%s", error)
+    UngovernedSlot(settings, identity, members, reason).open()
 
 
 class UngovernedSlot:
@@ -66,8 +62,8 @@ class UngovernedSlot:
         self._subscription = Subscription(identity, members, settings.ledger_dir, on_publication=self._refuse)
 
     def open(self) -> None:
-        """Register; raises ``InstanceNameTakenError``."""
-        self._subscription.start()
+        """Register, or wait for the name to become free."""
+        self._subscription.start(patient=True)
         self._refuse()
 
     def _refuse(self) -> None:

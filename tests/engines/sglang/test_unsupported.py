@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_server import Server, prompt
+from sglang_server import Server, prompt, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,15 +71,17 @@ def test_the_startup_limit_holds_until_the_first_publication(serve: Serve, plain
     assert (replica["outcome"], replica["applied"]) == ("startup", {"revision": 0, "limit_tokens": 0})
 
 
-def test_a_second_server_of_the_same_name_serves_and_says_that_it_is_not_governed(
-    serve: Serve,
-    plain_model: Path,
-) -> None:
-    """Of two servers that share a name, publications reach the first; the second one serves on without control."""
+def test_a_second_server_of_the_same_name_waits_for_it(serve: Serve, plain_model: Path) -> None:
+    """Of two servers that share a name the first is governed; the second serves, and takes the name when it is free."""
     first = serve(plain_model)
     second = serve(plain_model, environ={"KVCACHED_LEDGER_DIR": str(first.ledger_dir)})
     second.generate(prompt(1, 300))
     first.apply_limit(0)
     assert second.generate(prompt(1, 300)).cached_tokens == 299
-    assert second.log().count("is running already") == 1
+    assert second.log().count("set another KVCACHED_INSTANCE_NAME") == 1
     assert len(first.status()) == 1
+    first.stop()
+    second.ledger_dir = first.ledger_dir
+    wait_until(lambda: second.publish(-1).accepted, 10, "the second server takes the name over")
+    second.apply_limit(0)
+    assert second.generate(prompt(1, 300)).cached_tokens == 0
