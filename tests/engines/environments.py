@@ -100,7 +100,7 @@ def make_base(engine: Engine, version: str) -> Path:
     shutil.rmtree(directory, ignore_errors=True)
     venv.create(directory, with_pip=True, symlinks=True)
     pip(python, *torch)
-    pip(python, "-r", str(engine.requirements), *TEST_REQUIREMENTS)
+    pip(python, *torch, "-r", str(engine.requirements), *TEST_REQUIREMENTS)  # torch again, lest it be replaced
     pip(python, "--no-deps", f"{engine.distribution}=={engine.default}")
     (directory / ".stamp").write_text(stamp)
     return python
