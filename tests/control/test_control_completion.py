@@ -1,0 +1,123 @@
+"""Shell completion, in real interactive shells: commands, options and the names of live instances."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from support.commands import PATIENCE_S, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.commands import Control, Toys
+
+SHELLS = {
+    "bash": (
+        ["bash", "--norc", "--noprofile", "-i"],
+        "source {folder}/_kvcached-control; bind 'set enable-bracketed-paste off'",
+    ),
+    "zsh": (
+        ["zsh", "-f", "-i"],
+        "fpath=({folder} $fpath); autoload -U compinit; compinit -u -D; unset zle_bracketed_paste",
+    ),
+}
+
+
+class Shell:
+    """An interactive shell on a terminal of its own."""
+
+    def __init__(self, terminal: int) -> None:
+        self._terminal = terminal
+        self.shown = ""
+
+    def type(self, keys: str) -> None:
+        """Type; what the shell shows from now on counts."""
+        self.shown = ""
+        os.write(self._terminal, keys.encode())
+
+    def expect(self, text: str) -> None:
+        """Wait until the shell shows ``text``."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.shown:
+            readable, _, _ = select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))
+            assert readable, self.shown
+            self.shown += os.read(self._terminal, 65536).decode(errors="replace")
+
+
+@contextmanager
+def shell(name: str, folder: Path) -> Iterator[Shell]:
+    """Start a shell that has the completion script loaded and this project's programs on its path."""
+    if shutil.which(name) is None:
+        pytest.skip(f"needs {name}")
+    command, setup = SHELLS[name]
+    script = folder / "_kvcached-control"  # where zsh looks for it
+    script.write_text(run([sys.executable, "-m", "kvcached.control", "completion", name]).stdout)
+    program = folder / "kvcached-control"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m kvcached.control "$@"\n')
+    program.chmod(0o755)
+    ours, theirs = pty.openpty()
+    environment = {
+        **os.environ,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "TERM": "dumb",
+        "HOME": str(folder),
+        "PS1": "",
+    }
+    environment.pop("COLUMNS", None)
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    try:
+        opened = Shell(ours)
+        opened.type(f"{setup.format(folder=folder)}; stty cols 500; echo rea''dy\n")
+        opened.expect("ready")
+        yield opened
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        os.close(ours)
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_names_options_and_commands_are_completed(name: str, control: Control, toys: Toys, tmp_path: Path) -> None:
+    """Tab completes a command, an option, and the name of the only live instance that fits."""
+    toys.start("chat-of-the-north", "code")
+    with shell(name, tmp_path) as opened:
+        opened.type("kvcached-control stat\t")
+        opened.expect("status")
+        opened.type("--hist\t")
+        opened.expect("--history")
+        opened.type(f"--ledger-dir {control.directory} --instance ch\t")
+        opened.expect("chat-of-the-north")
+        opened.type("\x15kvcached-control set unl\t")
+        opened.expect("unlimited")
+
+
+def test_names_one_a_line(control: Control, toys: Toys) -> None:
+    """The names are printed sorted, one a line; without a directory there is one sentence."""
+    toys.start("code", "chat")
+    assert control.run("completion", "names").stdout == "chat\ncode\n"
+    (control.directory / "cpu-0.ledger").unlink()
+    assert control.run("completion", "names").stdout == ""
+
+
+def test_missing_package_is_one_sentence(tmp_path: Path) -> None:
+    """Without shtab there is one sentence that says what to install."""
+    (tmp_path / "shtab.py").write_text("raise ImportError('not here')\n")
+    result = run([sys.executable, "-m", "kvcached.control", "completion", "bash"], PYTHONPATH=str(tmp_path))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        "kvcached-control: scripts are made by the package shtab (not here); pip install 'kvcached[completion]'\n"
+    )
