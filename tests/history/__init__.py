@@ -1,0 +1,1 @@
+"""Recorded histories of many processes, and an independent checker of them."""

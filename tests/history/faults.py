@@ -1,0 +1,105 @@
+"""Seeded faults: each is a plausible mistake in the product, which the checker has to find in the recorded history."""
+
+from __future__ import annotations
+
+import time
+
+from history.recorder import RecordingHandle, pair
+from kvcached import _native
+from kvcached.subscription import Subscription
+from kvcached.values import Update, pack, unpack
+
+ENGINE_FAULTS = ("compares_with_last_seen", "looks_at_one_member", "ignores_the_limit", "applies_again")
+PUBLISHER_FAULTS = ("stores_plainly", "takes_equal_for_own")
+RANK_FAULTS = ("rank_skips",)
+
+
+class ComparesWithLastSeen(Subscription):
+    """Takes a pair for old once it was seen, settled or not."""
+
+    _seen = 0
+
+    def poll(self) -> Update | None:
+        newest = self._newest[0]
+        if newest == self._seen:
+            return None
+        self._seen = newest
+        return self._look()
+
+
+class LooksAtOneMember(Subscription):
+    """Takes what stands in the first member for published."""
+
+    def poll(self) -> Update | None:
+        registration = self._registration
+        assert registration is not None
+        update = unpack(registration.ledgers[0].handle.desired_word(0).value())
+        return update if update.revision > self._settled_revision else None
+
+
+class IgnoresTheLimit(Subscription):
+    """Compares the revisions of the members and takes the limit from anywhere."""
+
+    def poll(self) -> Update | None:
+        update = super().poll()
+        return update and Update(update.revision, update.limit_tokens ^ 1)
+
+
+class AppliesAgain(Subscription):
+    """Offers what was settled before, now and then."""
+
+    _polled = 0
+
+    def poll(self) -> Update | None:
+        update = super().poll()
+        self._polled += 1
+        again = update is None and self._offered.revision > 0 and self._polled % 50 == 0
+        return self._offered if again else update
+
+
+def subscription_class(fault: str) -> type[Subscription]:
+    """Return the engine's side, broken as ordered."""
+    classes = {
+        "compares_with_last_seen": ComparesWithLastSeen,
+        "looks_at_one_member": LooksAtOneMember,
+        "ignores_the_limit": IgnoresTheLimit,
+        "applies_again": AppliesAgain,
+    }
+    return classes.get(fault, Subscription)
+
+
+class StoringHandle(RecordingHandle):
+    """Reads, compares and stores, instead of comparing and swapping at once."""
+
+    def raise_desired(self, index: int, _incarnation: int, update: Update) -> tuple[bool, Update]:
+        start = time.monotonic_ns()
+        slot = self.read_slot(index)
+        assert slot is not None
+        found = slot.desired
+        raised = found.revision < update.revision
+        if raised:
+            word = self._lib.kvl_desired_word(self._ledger, index)
+            self._ffi.cast("uint64_t *", word)[0] = pack(update)
+        end = time.monotonic_ns()
+        self.raises.append([start, end, self.member, pair(update), raised, pair(found)])
+        return raised, found
+
+
+class TakesEqualForOwn(RecordingHandle):
+    """Takes a word of the revision that it wanted to write for its own, whatever its limit."""
+
+    def raise_desired(self, index: int, incarnation: int, update: Update) -> tuple[bool, Update]:
+        raised, found = super().raise_desired(index, incarnation, update)
+        return raised or found.revision == update.revision, found
+
+
+def break_publisher(fault: str) -> None:
+    """Break this process's publications as ordered."""
+    handles = {"stores_plainly": StoringHandle, "takes_equal_for_own": TakesEqualForOwn}
+    if fault in handles:
+        _native.Handle = handles[fault]  # type: ignore[misc]
+
+
+def rank_skips(fault: str, rank: int, applied: int) -> bool:
+    """Return whether a rank passes over an update, as ordered."""
+    return fault == "rank_skips" and rank == 2 and applied == 3
