@@ -130,8 +130,10 @@ class Subscription:
             if self._rejected.revision > report.settled_revision:
                 report = _as_invalid(report, self._rejected)
             if report != self._report:
-                self._report = report
+                before, self._report = self._report, report
                 self._write()
+                if report.applied.revision > (before.applied.revision if before is not None else 0):
+                    _log_applied(report)
             for registration in self._retired:  # this is the scheduler's thread: it looks at none of them now
                 registration.close()
             self._retired.clear()
@@ -268,6 +270,13 @@ class Subscription:
 def _private_revision(revision: int) -> memoryview:
     """Return what the hot look reads while there is no registration."""
     return memoryview(revision.to_bytes(4, sys.byteorder)).cast("I")
+
+
+def _log_applied(report: Report) -> None:
+    """Leave one line per applied update; the policy leaves one per rejected update."""
+    limit = report.applied.limit_tokens
+    held = "no limit" if limit < 0 else f"limit {limit} tokens"
+    _log.info("revision %d applied: %s, %d idle", report.applied.revision, held, report.idle_tokens)
 
 
 def _as_invalid(report: Report, update: Update) -> Report:

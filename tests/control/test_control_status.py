@@ -104,6 +104,20 @@ def test_history_tells_who_when_and_what(control: Control, toys: Toys) -> None:
     assert text.count("kvcached-control[") == 3
 
 
+def test_engine_logs_each_update_once(control: Control, toys: Toys, tmp_path: Path) -> None:
+    """An engine leaves one line per applied and one per rejected update in its log."""
+    toys.start("chat")
+    toys.start("pipe", trouble="pipeline")
+    for limit in ("5k", "unlimited"):
+        control.run("set", limit, "--all", "--wait")
+    log = (tmp_path / "engine-0.log").read_text()
+    assert log.count("INFO kvcached.subscription revision 1 applied: limit 5000 tokens, 4992 idle\n") == 1
+    assert log.count("INFO kvcached.subscription revision 2 applied: no limit, 4992 idle\n") == 1
+    log = (tmp_path / "engine-1.log").read_text()
+    assert log.count("WARNING kvcached.policy revision 1 (limit 5000) rejected: pp_size is 2") == 1
+    assert "applied" not in log
+
+
 def test_history_outlives_the_instance_and_is_bounded(control: Control, toys: Toys) -> None:
     """The last 32 publications stay readable after the engine's end."""
     engine = toys.start("chat")
