@@ -61,6 +61,7 @@ class SchedulerHooks:
     def __init__(self, settings: Settings) -> None:
         """Prepare hooks for a scheduler that is governed by ``settings``."""
         self._settings = settings
+        self._took_place = False
         self._replica: ReplicaControl | None = None
         self._source: Source | None = None
 
@@ -118,6 +119,7 @@ class SchedulerHooks:
 
         The dispatcher comes first: a rank that does not know a message that another one sends it would die of it.
         """
+        self._took_place = True
         dispatcher = importlib.import_module("sglang.utils").TypeBasedDispatcher
         scheduler._request_dispatcher += dispatcher([(Startup, self.start), (Update, self.apply)])  # noqa: SLF001
         placement = read_placement(scheduler)
@@ -149,6 +151,9 @@ class SchedulerHooks:
         """Do what is due once per scheduler iteration."""
         if self._replica is not None:
             self._replica.end_iteration()
+        elif not self._took_place:  # a scheduler with a dispatcher of its own making, which our hook is no part of
+            self._took_place = True
+            unsupported.refuse_or_warn(self._settings, "this scheduler never called init_request_dispatcher")
 
     @_guarded
     def release(self, *_args: object, **_named: object) -> None:

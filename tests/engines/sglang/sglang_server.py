@@ -99,6 +99,7 @@ class Server:
         *,
         environ: dict[str, str] | None = None,
         probes: Iterable[str] = (),
+        entry: Sequence[str] = ("-m", "sglang.launch_server"),
     ) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
@@ -108,7 +109,7 @@ class Server:
         self.log_path = folder / "server.log"
         self.port = _free_port()
         load = [] if any(model.glob("*.safetensors")) else ["--load-format", "dummy"]
-        self._command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), *load]
+        self._command = [sys.executable, *entry, "--model-path", str(model), *load]
         self._command += [*OPTIONS, "--port", str(self.port), *options]
         path = [str(probe_path), str(HERE / "probes"), *filter(None, [os.environ.get("PYTHONPATH")])]
         if needs_old_release_shim():

@@ -13,7 +13,9 @@ from sglang_placed import INSTANCE, Placed, place, start_second_rank
 
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
 from kvcached.engines.sglang import targets
+from kvcached.engines.sglang.hooks import SchedulerHooks
 from kvcached.engines.sglang.replica import CHUNK_TOKENS, Startup
+from kvcached.settings import read_settings
 from kvcached.values import Outcome, Update
 
 if TYPE_CHECKING:
@@ -186,6 +188,14 @@ def test_no_exception_of_ours_reaches_the_loop(tmp_path: Path, caplog: pytest.Lo
         assert placed.hooks.release() is None
     said = [record for record in caplog.records if "serves on" in record.message and record.levelno == logging.ERROR]
     assert len(said) == 2
+
+
+def test_a_scheduler_that_our_hook_never_met_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A scheduler that makes its dispatcher in its own way is not governed, and that is said once."""
+    hooks = SchedulerHooks(read_settings("sglang", {"KVCACHED_LEDGER_DIR": str(tmp_path)}))
+    for _ in range(3):
+        hooks.end_iteration(None, None, [])
+    assert sum("does not govern" in record.message for record in caplog.records) == 1
 
 
 def test_a_cache_that_does_not_count_is_refused(tmp_path: Path) -> None:
