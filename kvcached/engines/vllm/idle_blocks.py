@@ -91,30 +91,46 @@ class IdleBlocks:
         The free queue stays as it is: the victims are its first cached blocks, so without their hashes they are the
         end of its first part. Returns the number evicted. Passes on what the pool raises, with the count still right.
         """
-        front = max(self._front, 0)
-        boundary = self._boundary if front else self._queue.fake_free_list_head
-        tail = self._queue.fake_free_list_tail
-        victims: list[int] = []
-        passed = front
-        block = boundary.next_free_block
-        while len(victims) < blocks and block is not tail:
-            if block is None or block.ref_cnt:
-                self._recover("the boundary left the free queue")
-                return self.evict(blocks) if self.count else 0
-            if block.block_hash is not None:
-                victims.append(block.block_id)
-            boundary = block
-            passed += 1
-            block = block.next_free_block
+        walk = self._walk(blocks)
+        if walk is None:
+            _log.warning("the free queue was changed in an unknown way; the idle blocks were counted afresh")
+            self.recount()
+            walk = self._walk(blocks)
+        if walk is None:
+            message = "the free queue holds a block that is in use"
+            raise RuntimeError(message)
+        victims, passed, boundary = walk
         try:
             self._evict_blocks(victims)
         except BaseException:
             self.recount()
             raise
-        self._holes -= passed - front - len(victims)
-        self._front = passed
+        self._holes -= passed - len(victims)
+        self._front = max(self._front, 0) + passed
         self._boundary = boundary
         return len(victims)
+
+    def _walk(self, blocks: int) -> tuple[list[int], int, Block] | None:
+        """Look for up to ``blocks`` victims behind the boundary.
+
+        Returns their ids, how many blocks were passed (victims and holes) and the new boundary, or None if the queue is
+        not what it has to be.
+        """
+        queue = self._queue
+        tail = queue.fake_free_list_tail
+        boundary = self._boundary if self._front > 0 else queue.fake_free_list_head
+        victims: list[int] = []
+        passed = 0
+        block = boundary.next_free_block
+        while len(victims) < blocks and block is not tail:
+            if block is None or block.ref_cnt:
+                return None
+            if block.block_hash is not None:
+                victims.append(block.block_id)
+            boundary = block
+            passed += 1
+            block = block.next_free_block
+        return victims, passed, boundary
 
     def recount(self) -> None:
         """Find length, boundary and holes by a walk over the whole free queue."""
@@ -132,11 +148,6 @@ class IdleBlocks:
             holes += block.block_hash is None
             block = block.next_free_block
         self._front, self._boundary, self._holes = front, boundary, holes
-
-    def _recover(self, why: str) -> None:
-        """Count afresh after something outside the model above changed the queue."""
-        _log.warning("the count of idle blocks was lost (%s); counted afresh", why)
-        self.recount()
 
     def _follow_queue(self) -> None:
         """Put our step around the queue's methods that change the first part.

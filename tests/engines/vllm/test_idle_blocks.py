@@ -205,3 +205,19 @@ def test_a_raising_eviction_leaves_the_count_right() -> None:
         counter.evict(20)
     assert counter.count == len(idle(pool)) == 46
     assert counter.evict(100) == 46
+
+
+def test_a_free_block_that_somebody_takes_out_of_the_queue_is_noticed() -> None:
+    """Should a release touch an uncached free block, the next eviction counts afresh and takes the right blocks."""
+    pool = make_pool(BLOCKS)
+    counter = IdleBlocks(pool)
+    traffic = Traffic(pool, groups=1, seed=6)
+    blocks = pool.get_new_blocks(50)
+    for block in blocks[:30]:
+        pool._insert_block_hash(traffic.hash(), block, num_tokens=16)
+    pool.free_blocks(blocks)
+    pool.touch([counter._boundary])
+    expected = idle(pool)
+    assert counter.evict(10) == 10
+    assert idle(pool) == expected[10:]
+    assert counter.count == len(idle(pool))

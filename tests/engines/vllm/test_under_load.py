@@ -63,12 +63,22 @@ def run_toggled(command: list[str], environment: dict[str, str], ledger_dir: Pat
     return statuses
 
 
-@pytest.mark.parametrize(("config", "blocks"), [(PLAIN, 96), (HYBRID, 160)], ids=["plain", "hybrid"])
-def test_outputs_and_pool_stay_right_under_a_toggled_limit(config: dict[str, Any], blocks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "blocks", "plugins"),
+    [(PLAIN, 96, []), (HYBRID, 160, []), (PLAIN, 96, ["two_batches"])],
+    ids=["plain", "hybrid", "two batches in flight"],
+)
+def test_outputs_and_pool_stay_right_under_a_toggled_limit(
+    config: dict[str, Any],
+    blocks: int,
+    plugins: list[str],
+    tmp_path: Path,
+) -> None:
     """Greedy outputs equal those of an untoggled run, and a full scan after every step finds nothing wrong."""
     model = write_weights(config, tmp_path / "model")
     environment = engine_environment(tmp_path / "ledger", INSTANCE, POOL_CHECKER_REPORT=str(tmp_path / "pool"))
-    environment = with_plugin(environment, "pool_checker", tmp_path)
+    for plugin in ["pool_checker", *plugins]:
+        environment = with_plugin(environment, plugin, tmp_path)
     command = [sys.executable, str(SUPPORT / "stress.py"), str(model), str(blocks), str(tmp_path / "outputs.json")]
     statuses = run_toggled(command, environment, tmp_path / "ledger", tmp_path / "stress.log")
     peace, toggled = json.loads((tmp_path / "outputs.json").read_text())
