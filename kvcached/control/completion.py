@@ -20,8 +20,9 @@ examples:
   source <(kvcached-control completion bash)
   kvcached-control completion zsh > ~/.zfunc/_kvcached-control
   kvcached-control completion names
-"names" prints the names of the live instances, one a line, which is what the scripts ask for. The scripts are made by
-the package shtab (pip install 'kvcached[completion]'); they do not need it afterwards."""
+"names" prints the names of the live instances, which is what the scripts ask
+for. The scripts are made by the package shtab (pip install
+'kvcached[completion]'); they do not need it afterwards."""
 
 _INSTANCES = "_kvcached_control_instances"
 _LIMITS = "_kvcached_control_limits"

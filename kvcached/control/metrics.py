@@ -19,8 +19,8 @@ EPILOG = """\
 examples:
   kvcached-control metrics
   kvcached-control metrics --port 9477
-Needs the package prometheus_client (pip install 'kvcached[metrics]'). Nobody is asked for a password: whoever may
-connect to the address may read the figures."""
+Needs the package prometheus_client (pip install 'kvcached[metrics]'). Nobody is
+asked for a password: whoever may connect to the address may read the figures."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -24,8 +24,9 @@ EPILOG = """\
 examples:
   kvcached-control watch
   kvcached-control watch --instance my-model --json
-It redraws as soon as an engine or a publisher reports something, and ends on Ctrl-C. In a pipe it prints a new
-board for each change; with --json, a line for each instance that changed."""
+It redraws as soon as an engine or a publisher reports something, and ends on
+Ctrl-C. In a pipe it prints a new board for each change; with --json, a line for
+each instance that changed."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
