@@ -24,6 +24,11 @@ ALLOWED = {
     "replicas": {"_native", "ledger"},
     "instances": {"ledger", "replicas", "settings", "values"},
     "elsewhere": {"ledger", "settings"},
+    "advisor/sampling": set(),
+    "advisor/curve": set(),
+    "advisor/idle_stack": set(),
+    "advisor/windows": {"advisor.curve"},
+    "advisor/estimator": {"advisor.idle_stack", "advisor.sampling", "advisor.windows"},
     "publication": {"_native", "elsewhere", "ledger", "replicas", "values"},
 }
 
