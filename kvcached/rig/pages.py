@@ -22,13 +22,17 @@ class KvPages:
 
     def write(self, blocks: list[int], keys: list[int]) -> None:
         """Compute ``keys`` into ``blocks``; both are in the same order."""
-        self._rows[torch.tensor(blocks)] = torch.tensor(keys)[:, None]
+        self._rows[_vector(blocks)] = _vector(keys)[:, None]
 
     def verify(self, blocks: list[int], keys: list[int]) -> None:
         """Raise :class:`CorruptBlockError` unless each of ``blocks`` holds its key throughout."""
-        expected = torch.tensor(keys)[:, None]
-        if bool((self._rows[torch.tensor(blocks)] == expected).all()):
+        expected = _vector(keys)[:, None]
+        if bool((self._rows[_vector(blocks)] == expected).all()):
             return
         wrong = [block for block, key in zip(blocks, keys, strict=True) if bool((self._rows[block] != key).any())]
         message = f"blocks {wrong} do not hold the keys they are cached under"
         raise CorruptBlockError(message)
+
+
+def _vector(numbers: list[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)

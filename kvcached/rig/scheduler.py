@@ -112,8 +112,7 @@ class Scheduler:
 
     def _begin(self, sequence: Sequence, hit_keys: list[int]) -> None:
         sequence.blocks = self._cache.acquire(hit_keys)
-        if hit_keys:
-            self._pages.verify(sequence.blocks, hit_keys)
+        self._pages.verify(sequence.blocks, hit_keys)
         sequence.committed = len(hit_keys)
         sequence.computed = len(hit_keys) * self._block_tokens
         self.counts.hit_tokens += sequence.computed

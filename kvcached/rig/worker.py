@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -146,9 +147,9 @@ def _subscribe(config: RigConfig) -> PublicationSource:
 
 def _end_with_launcher() -> None:
     """Let the kernel kill this rank when the launcher dies, and leave Ctrl-C and SIGTERM to the launcher."""
-    launcher_pid = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher_pid:
+    launcher = multiprocessing.parent_process()
+    if launcher is None or os.getppid() != launcher.pid:  # it died before the line above
         sys.exit(EXIT_PEER_LOST)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvcached.policy import RetentionPolicy
 from kvcached.rig.cache import BlockCache, chain_keys
+from kvcached.rig.digest import CacheDigest
 from kvcached.rig.faults import FailingCache
 from kvcached.rig.pages import KvPages
 from kvcached.rig.request import Request
@@ -224,6 +228,54 @@ def test_big_drop_goes_in_bounded_steps() -> None:
     durations = drop_everything(fill_with_a_million_tokens(chunk=65536))
     assert len(durations) == 16
     assert statistics.median(durations) < at_once / 4
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("request"), st.lists(st.integers(0, 2), max_size=8), st.integers(1, 60)),
+    st.tuples(st.just("limit"), st.sampled_from((-1, 0, 5, 16, 40, 100, 300))),
+    st.tuples(st.just("steps"), st.integers(1, 4)),
+)
+
+
+def take_event(engine: Engine, event: tuple[Any, ...], revision: int) -> None:
+    """Do what ``event`` says to ``engine``."""
+    if event[0] == "request":
+        engine.add(tuple(event[1]), output_tokens=event[2])
+    elif event[0] == "limit":
+        engine.policy.update(Update(revision, event[1]))
+    else:
+        for _ in range(event[1]):
+            engine.step()
+            check_step(engine)
+
+
+def check_step(engine: Engine) -> None:
+    """Fail unless all indexes agree, running requests still have their blocks, and the limit holds."""
+    engine.cache.check_integrity()
+    for sequence in engine.scheduler._running:
+        engine.scheduler._pages.verify(sequence.blocks[: sequence.committed], sequence.keys[: sequence.committed])
+    limit = engine.policy.limit_tokens
+    if limit >= 0 and not engine.policy.draining:
+        assert engine.cache.idle_tokens() <= (max(limit, BLOCK_TOKENS) if limit else 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(events=st.lists(EVENTS, max_size=40), chunk=st.sampled_from((16, 48, 65536)))
+def test_any_load_under_any_limits_keeps_the_invariants(events: list[tuple[Any, ...]], chunk: int) -> None:
+    """Whatever arrives and is published, two ranks stay equal, held blocks stay, and idle tokens keep to the limit."""
+    engines = [Engine(BlockCache(24, BLOCK_TOKENS), limit=64, step_tokens=100, chunk=chunk) for _ in range(2)]
+    digests = [CacheDigest(engine.cache) for engine in engines]
+    for revision, event in enumerate((*events, ("steps", 3)), 1):
+        for engine, digest in zip(engines, digests, strict=True):
+            take_event(engine, event, revision)
+            digest.end_step(revision)
+    assert digests[0].hexdigest() == digests[1].hexdigest()
+    for engine in engines:
+        engine.run()
+        while engine.policy.draining:
+            engine.step()
+        check_step(engine)
+        assert engine.cache.active_tokens() == 0
 
 
 def test_failing_eviction_keeps_limit_and_service() -> None:
