@@ -9,6 +9,7 @@ from importlib import import_module
 
 from kvcached._native import NativeLibraryError
 from kvcached.control import exits
+from kvcached.control.text import DEFAULT_WIDTH, width_of
 from kvcached.settings import SettingsError
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -20,11 +21,19 @@ COMMANDS = ("set", "status", "watch", "metrics", "doctor", "completion")
 """Each is the module of this name: ``add_parser`` declares it, and only the one that is called is imported."""
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help as it was written. Told its width, because the parser makes one for each option to check it."""
+
+    def __init__(self, prog: str) -> None:
+        # The library would import shutil, with all archive formats, to ask for the width.
+        super().__init__(prog, width=(width_of(sys.stdout) or DEFAULT_WIDTH) - 2)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line that says what to do."""
 
     def __init__(self, **options: object) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("formatter_class", _Formatter)
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:

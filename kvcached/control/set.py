@@ -33,8 +33,8 @@ examples:
   kvcached-control set none --instance 'chat-*' --dry-run
   kvcached-control set unlimited --all --note "night shift"
 exit codes:
-  0 accepted (with --wait: applied)   2 usage      3 unavailable   4 partial
-  5 superseded                        6 timed out  7 the engine will not apply it
+  0 accepted (with --wait: applied)   2 usage       3 unavailable   4 partial
+  5 superseded                        6 timed out   7 the engine refuses it
   of several instances the highest"""
 
 
