@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SUFFIX = ".ledger"
+ADVICE_SUFFIX = ".advice"
 
 LOCK_RETRY_S = 0.01
 """How often a busy registration lock is tried again."""
@@ -115,6 +116,16 @@ class LedgerDirectory:
             os.close(self._fd)
             self._fd = -1
 
+    @property
+    def descriptor(self) -> int:
+        """The directory's file descriptor, for files beside the ledgers; valid until :meth:`close`."""
+        return self._fd
+
+    @property
+    def new_file_mode(self) -> int:
+        """The mode of new files: a directory that its group may write gets files that the group may write."""
+        return 0o660 if self._status.st_mode & _GROUP_WRITE else 0o600
+
     def detach(self, ledger: Ledger) -> None:
         """Hand a ledger over to the caller, who closes it."""
         self._opened.remove(ledger)
@@ -180,9 +191,8 @@ class LedgerDirectory:
 
         A directory that its group may write gets ledgers that the group may write, whatever the umask.
         """
-        mode = 0o660 if self._status.st_mode & _GROUP_WRITE else 0o600
         try:
-            _native.create_ledger(self._fd, check_gpu_id(gpu) + SUFFIX, mode)
+            _native.create_ledger(self._fd, check_gpu_id(gpu) + SUFFIX, self.new_file_mode)
         except OSError as error:
             where = f"{self.path}/{gpu}{SUFFIX}"
             message = f"ledger {where} cannot be made: {error.strerror}; directory{ownership(self.path)}"
@@ -191,7 +201,7 @@ class LedgerDirectory:
     def sweep(self) -> None:
         """Remove what creations that were killed half-way left behind; one that is at work starts over."""
         for name in os.listdir(self._fd):
-            if name.startswith(".") and name.endswith(".new") and SUFFIX in name:
+            if name.startswith(".") and name.endswith(".new") and (SUFFIX in name or ADVICE_SUFFIX in name):
                 try:
                     os.unlink(name, dir_fd=self._fd)
                 except OSError:
@@ -203,13 +213,15 @@ class LedgerDirectory:
 
     def _file_problem(self, file: _native.FileStatus) -> str:
         """Return why a valid ledger may not be written to all the same, or an empty text."""
-        if not self.writable:
-            return ""
-        if file.mode & _OTHERS_WRITE:
-            return f"may be written by everybody{describe(file.uid, file.mode)}; remove that permission"
+        return self.ownership_problem(file.uid, file.mode) if self.writable else ""
+
+    def ownership_problem(self, uid: int, mode: int) -> str:
+        """Return why a file of this owner and mode may not be relied on, or an empty text."""
+        if mode & _OTHERS_WRITE:
+            return f"may be written by everybody{describe(uid, mode)}; remove that permission"
         trusted = {os.geteuid(), 0, self._status.st_uid}
-        if file.uid not in trusted and not self._status.st_mode & _GROUP_WRITE:
-            return f"belongs to another user{describe(file.uid, file.mode)}; remove it"
+        if uid not in trusted and not self._status.st_mode & _GROUP_WRITE:
+            return f"belongs to another user{describe(uid, mode)}; remove it"
         return ""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcached import _native
@@ -38,6 +39,15 @@ class RegistrationError(Exception):
     """The slots could not be claimed now; the message says why and what to do. Trying again later may succeed."""
 
 
+@dataclass(frozen=True)
+class SlotPlace:
+    """Where a replica's first slot lies: in which GPU's ledger, at which index, owned by which incarnation."""
+
+    gpu: str
+    slot: int
+    incarnation: int
+
+
 class Registration:
     """The slots of one replica: one per member, in byte order of the GPU ids.
 
@@ -56,6 +66,7 @@ class Registration:
         words = [ledger.handle.desired_word(slot) for ledger, slot in zip(ledgers, self._slots, strict=True)]
         self._agreement = _native.Agreement(words)
         self.newest = words[-1].revision_view()
+        self.first_place = SlotPlace(ledgers[0].gpu, self._slots[0], self.incarnation)
         self.last_handle = ledgers[-1].handle
 
     def agreed(self) -> Update | None:

@@ -20,6 +20,7 @@ INSTANCE_NAME_VARIABLE = "KVCACHED_INSTANCE_NAME"
 GPU_IDS_VARIABLE = "KVCACHED_GPU_IDS"
 DISABLE_VARIABLE = "KVCACHED_DISABLE"
 STRICT_VARIABLE = "KVCACHED_STRICT"
+ADVISOR_VARIABLE = "KVCACHED_ADVISOR"
 
 _INSTANCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 _GPU_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -61,6 +62,12 @@ def is_disabled(environ: Mapping[str, str] | None = None) -> bool:
     """Return whether ``KVCACHED_DISABLE=1`` tells the plugins to do nothing at all."""
     environ = os.environ if environ is None else environ
     return environ.get(DISABLE_VARIABLE, "") == "1"
+
+
+def is_advisor_wanted(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether engines estimate their hit rate at other limits: unless ``KVCACHED_ADVISOR=0``."""
+    environ = os.environ if environ is None else environ
+    return environ.get(ADVISOR_VARIABLE, "") != "0"
 
 
 def choose_ledger_dir(ledger_dir: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> str:

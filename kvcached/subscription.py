@@ -21,7 +21,7 @@ from kvcached.values import UNLIMITED, Outcome, Report, Update
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvcached.registration import Registration
+    from kvcached.registration import Registration, SlotPlace
     from kvcached.values import Identity
 
 HOUSEKEEPING_S = 1.0
@@ -98,6 +98,11 @@ class Subscription:
     def registered(self) -> bool:
         """Whether publishers can reach this replica now."""
         return self._registration is not None
+
+    def place(self) -> SlotPlace | None:
+        """Return where this replica's first slot lies now, None while it has none. Any thread."""
+        registration = self._registration
+        return None if registration is None else registration.first_place
 
     def poll(self) -> Update | None:
         """Return the newest complete publication that is not settled yet, or None. The hot path.

@@ -29,6 +29,9 @@ ALLOWED = {
     "advisor/idle_stack": set(),
     "advisor/windows": {"advisor.curve"},
     "advisor/estimator": {"advisor.idle_stack", "advisor.sampling", "advisor.windows"},
+    "advisor/page": set(),
+    "advisor/page_file": {"advisor.page", "ledger", "registration"},
+    "advisor/observer": {"advisor.estimator", "advisor.page", "advisor.page_file", "ledger", "registration"},
     "publication": {"_native", "elsewhere", "ledger", "replicas", "values"},
 }
 

@@ -1,0 +1,179 @@
+"""The advisor inside an engine: tells the estimator what happens, and the outside what came of it.
+
+Whatever goes wrong in here ends in here: the first exception turns the advisor off for good, is logged and counted, and
+stands in the page for who asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
+
+from kvcached.advisor.page import STOPPED, WATCHING, Page, PageWindow
+from kvcached.ledger import LedgerDirectoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcached.advisor.estimator import Estimator
+    from kvcached.advisor.page_file import PageWriter
+    from kvcached.registration import SlotPlace
+
+SAMPLE_S = 0.1
+"""How often it is looked at what requests hold and which limit is in force."""
+
+WRITE_S = 1.0
+"""How often the page is written at most by a busy engine."""
+
+RETRY_S = 60.0
+"""How long after a failure the page is tried to be written again."""
+
+IN_USE_SAMPLES = 600
+"""How many of the looks at what requests hold count: those of a minute."""
+
+_HIGH = 0.95
+
+_P = ParamSpec("_P")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the engine holds to now, in tokens: the limit in force (-1 for none), what requests hold, all there is."""
+
+    limit_tokens: int
+    active_tokens: int
+    capacity_tokens: int
+
+
+class Observer:
+    """The advisor of one replica. All methods are for the scheduler's thread; none raises."""
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        block_tokens: int,
+        figures_of: Callable[[], Figures],
+        writer: PageWriter,
+        place_of: Callable[[], SlotPlace | None],
+        *,
+        note: str = "",
+    ) -> None:
+        """Watch for ``estimator``.
+
+        Args:
+            estimator: What learns from the events.
+            block_tokens: The size of the engine's blocks.
+            figures_of: Returns what the engine holds to now; O(1).
+            writer: Writes the page.
+            place_of: Returns the slot that the replica owns now, or None while it has none.
+            note: What users should know about this replica's curve, if anything.
+
+        """
+        self._estimator: Estimator | None = estimator
+        self._figures_of = figures_of
+        self._writer = writer
+        self._place_of = place_of
+        self._in_use: deque[int] = deque(maxlen=IN_USE_SAMPLES)
+        self._changed = True
+        self._next_sample = 0.0
+        self._next_write = 0.0
+        empty = tuple(PageWindow(one.half_life, 0, 0, 0, tuple(one.buckets)) for one in estimator.windows)
+        self._page = Page(0, 0, 0, 0, -1, 0, 0.0, 0.0, block_tokens, WATCHING, 0, note, tuple(estimator.limits), empty)
+
+    def watch(self, event: Callable[Concatenate[Estimator, _P], None], *args: _P.args, **named: _P.kwargs) -> None:
+        """Tell the estimator: call ``event`` with it and the arguments."""
+        estimator = self._estimator
+        if estimator is None:
+            return
+        self._changed = True
+        try:
+            event(estimator, *args, **named)
+        except Exception as error:  # noqa: BLE001 - an advisor must never be the end of an engine
+            self._stop(error)
+
+    def tick(self, *, idle: bool = False) -> None:
+        """Look at the engine's figures and write the page, when due. Call once per step; nearly always it is not due.
+
+        With ``idle``, the engine is about to sleep and may not come by again for long.
+        """
+        now = time.monotonic()
+        if now < self._next_sample and not idle:
+            return
+        self._next_sample = now + SAMPLE_S
+        try:
+            figures = self._figures_of()
+            if figures.active_tokens > 0:  # what an idle engine does not need says nothing of a busy one
+                self._in_use.append(figures.active_tokens)
+            if self._estimator is not None:
+                self._estimator.set_limit(_effective_limit(figures))
+            if now >= self._next_write or (idle and self._changed and self._next_write - now <= WRITE_S):
+                self._next_write = now + WRITE_S
+                self._write(figures)
+        except (OSError, LedgerDirectoryError) as error:
+            self._next_write = now + RETRY_S
+            _log.warning("the advisor's page cannot be written for now: %s", error)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._stop(error)
+
+    def close(self) -> None:
+        """Remove the page."""
+        self._writer.close()
+
+    def _write(self, figures: Figures) -> None:
+        place = self._place_of()
+        if place is None:
+            return
+        page = self._page = self._updated(figures)
+        self._writer.write(place, replace(page, incarnation=place.incarnation, updated_ns=time.time_ns()))
+        self._changed = False
+
+    def _updated(self, figures: Figures) -> Page:
+        """Return the page as it should stand now."""
+        held = sorted(self._in_use) or [0]
+        page = replace(
+            self._page,
+            limit_tokens=figures.limit_tokens,
+            capacity_tokens=figures.capacity_tokens,
+            in_use_mean=sum(held) / len(held),
+            in_use_high=float(held[int(_HIGH * (len(held) - 1))]),
+        )
+        estimator = self._estimator
+        if estimator is None:
+            return page
+        estimator.fold()
+        return replace(
+            page,
+            observed_tokens=estimator.observed_tokens,
+            requests=estimator.requests,
+            windows=tuple(
+                PageWindow(one.half_life, one.prompt, one.hit, one.predicted, tuple(one.buckets))
+                for one in estimator.windows
+            ),
+        )
+
+    def _stop(self, error: Exception) -> None:
+        """Turn the advisor off, and let the page say so at the next tick."""
+        if self._estimator is None:  # the page itself cannot be made
+            self._next_write = time.monotonic() + RETRY_S
+            return
+        self._estimator = None
+        self._changed = True
+        self._next_write = 0.0
+        self._page = replace(
+            self._page,
+            state=STOPPED,
+            failures=self._page.failures + 1,
+            note=f"{type(error).__name__}: {error}",
+        )
+        _log.error("the advisor failed and is off from now on; serving is not concerned", exc_info=error)
+
+
+def _effective_limit(figures: Figures) -> int:
+    """Return how many tokens can be idle: the limit, or what requests leave of the pool."""
+    room = max(0, figures.capacity_tokens - figures.active_tokens)
+    return room if figures.limit_tokens < 0 else min(figures.limit_tokens, room)
