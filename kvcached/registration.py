@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvcached.ledger import Ledger
     from kvcached.values import Identity, Report, Update
 
-LOCK_PATIENCE_S = 0.05
+LOCK_PATIENCE_S = 0.02
 """How long a registration waits for another one in the same directory before it goes on beside it."""
 
 RIVAL_TRIES = 8

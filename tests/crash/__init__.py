@@ -1,0 +1,1 @@
+"""Processes that die or stop in mid-operation."""
