@@ -59,12 +59,13 @@ def history_lines(publications: Iterable[Publication], look: Look) -> list[str]:
     """Return the history as a table for people, in local time."""
     table = Table(left_columns=frozenset({0, 1, 4}))
     table.add(*(Cell(heading, FAINT) for heading in ("INSTANCE", "WHEN", "OLD", "NEW", "WHO")))
+    year = datetime.now(tz=timezone.utc).year
     for publication in publications:
         record = publication.record
         when = datetime.fromtimestamp(record.when_ns / _NS, tz=timezone.utc).astimezone()
         table.add(
             Cell(printable(record.instance_name), STRONG),
-            Cell(when.strftime("%Y-%m-%d %H:%M:%S")),
+            Cell(when.strftime("%m-%d %H:%M:%S" if when.year == year else "%Y-%m-%d %H:%M")),
             Cell(limit_text(record.before.limit_tokens)),
             Cell(f"r{record.after.revision} {limit_text(record.after.limit_tokens)}"),
             Cell(f"{_user(record.uid)} {printable(record.program)}[{record.pid}]"),

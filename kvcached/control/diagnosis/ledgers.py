@@ -10,7 +10,7 @@ from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
 from kvcached.control.remarks import newest_desired, remarks_of
 from kvcached.control.text import BUSY, limit_text, printable
 from kvcached.control.view import read_view
-from kvcached.ledger import SUFFIX, LedgerDirectory, LedgerDirectoryError
+from kvcached.ledger import ADVICE_SUFFIX, SUFFIX, LedgerDirectory, LedgerDirectoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvcached.control.view import View
     from kvcached.instances import InstanceStatus
     from kvcached.ledger import Ledger
+
+_OURS = (SUFFIX, ADVICE_SUFFIX, ".new")
 
 SLOTS = 64
 SETTLE_S = 1.0
@@ -74,7 +76,7 @@ def _check_strangers(path: str) -> Iterator[Finding]:
         names = os.listdir(path)
     except OSError:
         return
-    strangers = sorted(printable(name) for name in names if not name.endswith(SUFFIX) and not name.endswith(".new"))
+    strangers = sorted(printable(name) for name in names if not name.endswith(_OURS))
     if strangers:
         yield Finding(NOTE, "ledger directory", f"holds other files, which are ignored: {', '.join(strangers[:5])}")
 
