@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from typing import TYPE_CHECKING
+
+from kvcached.control import set_prefix_cache_retention_limit
 
 if TYPE_CHECKING:
     from support.commands import Control, Toys
@@ -98,6 +102,25 @@ def test_note_is_kept_with_the_publication(control: Control, toys: Toys) -> None
     (entry,) = control.json("status", "--history")["history"]
     assert entry["note"] == "night shift, 10 % traffic"
     assert "note: night shift, 10 % traffic" in control.run("status", "--history").stdout
+
+
+def test_both_doors_tell_the_same_story(control: Control, toys: Toys) -> None:
+    """The Python function and the command return the same object for the same thing, whatever became of it."""
+    toys.start("chat", "twin", gpus=GPUS)
+    toys.start("pipe-1", "pipe-2", trouble="pipeline")
+    for one, other, options, arguments in (
+        ("chat", "twin", {}, ()),
+        ("chat", "twin", {"wait": 10.0}, ("--wait", "10")),
+        ("chat", "twin", {"if_revision": 9}, ("--if-revision", "9")),
+        ("nobody", "nowhere", {}, ()),
+        ("pipe-1", "pipe-2", {"wait": 10.0}, ("--wait", "10")),
+    ):
+        call = partial(set_prefix_cache_retention_limit, 5000, ledger_dir=control.directory)
+        returned = call(instance_name=one, **options).to_dict()
+        printed = control.json("set", "5k", "--instance", other, *arguments)
+        for result in (returned, printed):
+            result.pop("waited_s", None)
+        assert json.loads(json.dumps(returned).replace(one, "X")) == json.loads(json.dumps(printed).replace(other, "X"))
 
 
 USAGE_ERRORS = (
