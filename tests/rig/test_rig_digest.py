@@ -64,6 +64,25 @@ def test_other_victim_is_seen() -> None:
     assert ranks[0].end_step() != ranks[1].end_step()
 
 
+def test_detour_within_a_step_is_seen() -> None:
+    """A rank that cached and dropped a block between two steps differs, though it holds the same after both."""
+    straight, detour = Rank(), Rank()
+    detour.cache_block(9)
+    detour.cache.evict(16)
+    assert straight.cache.content == detour.cache.content
+    assert straight.end_step() != detour.end_step()
+
+
+def test_other_place_is_seen() -> None:
+    """Ranks that hold the same keys in other blocks differ: what they evict next need not be the same."""
+    ranks = Rank(), Rank()
+    unused = [ranks[1].cache.allocate(), ranks[1].cache.allocate()]
+    ranks[1].cache.release(unused[::-1])
+    for rank in ranks:
+        rank.cache_block(1)
+    assert ranks[0].end_step() != ranks[1].end_step()
+
+
 def test_content_summary_does_not_depend_on_the_way() -> None:
     """The summary of what is cached where is the same after a detour."""
     straight, detour = Rank(), Rank()

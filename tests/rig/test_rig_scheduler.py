@@ -129,6 +129,21 @@ def test_requests_wait_for_room() -> None:
     assert engine.scheduler.counts.finished == 2
 
 
+def test_hits_count_as_room_only_once() -> None:
+    """Idle blocks that a request will hit cannot also be evicted for the rest of it, so it waits."""
+    engine = Engine(BlockCache(8, BLOCK_TOKENS))
+    engine.add((1, 2, 3, 4))
+    engine.run()
+    engine.add((9,), output_tokens=15)
+    engine.step()
+    assert engine.cache.active_tokens() == 2 * BLOCK_TOKENS
+    engine.add((1, 2, 3, 4), output_tokens=40)
+    engine.step()
+    assert engine.cache.active_tokens() == 2 * BLOCK_TOKENS, "needs three blocks beside its four hits; two are free"
+    engine.run()
+    assert engine.scheduler.counts.finished == 3
+
+
 def test_request_larger_than_the_cache_is_refused() -> None:
     """A request that could never run is counted and does not block those behind it."""
     engine = Engine(BlockCache(4, BLOCK_TOKENS))
