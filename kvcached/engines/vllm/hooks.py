@@ -106,6 +106,7 @@ def _attend(targets: Targets, moment: str, engine: Any) -> None:  # noqa: ANN401
 def _bind_or_leave(targets: Targets, engine: Any) -> Governor | InprocGovernor | _Uncontrolled:  # noqa: ANN401
     """Return the governor of ``engine``, or a stand-in if it cannot have one, which is said once."""
     settings = engine_core_settings()
+    log_beside_vllm()  # again: an application's own process sets vLLM's logging up after it loaded the plugins
     try:
         return bind(targets, engine, settings)
     except UnsupportedEngineError as error:

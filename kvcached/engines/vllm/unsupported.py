@@ -95,7 +95,7 @@ def _identity(settings: Settings, replica: int, version: str) -> Identity:
 
 
 def _register(settings: Settings, identity: Identity, members: tuple[str, ...], reason: str) -> None:
-    _log.warning("this vLLM engine serves without run-time control: %s", reason)
+    _log.warning("this vLLM engine serves without run-time control by kvcached: %s", reason)
     subscription = Subscription(identity, members, settings.ledger_dir)
     subscription.start(patient=True)
     subscription.acknowledge(unsupported_report(identity.startup_limit_tokens, reason))

@@ -70,7 +70,7 @@ def test_an_unwritable_ledger_directory_is_one_warning(model: Path, tmp_path: Pa
     (tmp_path / "file").write_text("in the way")
     ledger_dir = tmp_path / "file" / "ledger"
     environment = engine_environment(ledger_dir, "lonely", KVCACHED_MAX_CACHED_TOKENS="100")
-    with application(model, tmp_path / "log", environment) as running:
+    with application(model, tmp_path / "log", environment, one_process=True) as running:
         assert [running.cached_tokens(1), running.cached_tokens(1)] == [0, 96]
     (warning,) = our_warnings((tmp_path / "log").read_text())
     assert str(ledger_dir) in warning
@@ -93,7 +93,7 @@ def test_disabled_means_that_nothing_of_ours_runs(model: Path, tmp_path: Path) -
         KVCACHED_DISABLE="1",
         KVCACHED_MAX_CACHED_TOKENS="lots",
     )
-    with application(model, tmp_path / "log", environment) as running:
+    with application(model, tmp_path / "log", environment, one_process=True) as running:
         assert [running.cached_tokens(1), running.cached_tokens(1)] == [0, HIT_TOKENS]
     assert not (tmp_path / "ledger").exists()
     assert "kvcached" not in (tmp_path / "log").read_text()
@@ -128,7 +128,7 @@ def test_strict_refuses_a_vllm_that_lacks_a_target(model: Path, tmp_path: Path) 
 def test_an_engine_without_prefix_caching_says_that_there_is_nothing_to_control(model: Path, tmp_path: Path) -> None:
     """With prefix caching off the engine serves, and its slot says so."""
     environment = engine_environment(tmp_path / "ledger", "plain")
-    with application(model, tmp_path / "log", environment, enable_prefix_caching=False) as running:
+    with application(model, tmp_path / "log", environment, one_process=True, enable_prefix_caching=False) as running:
         assert [running.cached_tokens(1), running.cached_tokens(1)] == [0, 0]
         (state,) = wait_until(lambda: replicas("plain", tmp_path / "ledger"), 5.0)
         assert (state["outcome"], state["reason"]) == ("unsupported_engine", "prefix caching is switched off")
@@ -158,12 +158,42 @@ print([hook.__wrapped__ is each for hook, each in zip(hooks, stock)])
     assert not (tmp_path / "ledger").exists()
 
 
+def test_a_forked_engine_core_says_why_too(tmp_path: Path) -> None:
+    """A core that is forked loads no plugins of its own; it says what its parent found out."""
+    program = """
+import multiprocessing, sys, time
+from vllm.v1.core.block_pool import BlockPool
+from kvcached.engines.vllm import register
+del BlockPool.evict_blocks
+register()
+core = multiprocessing.get_context("fork").Process(name="EngineCore_DP1", target=time.sleep, args=(60,))
+core.start()
+print("forked", flush=True)
+sys.stdin.readline()
+core.kill()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=engine_environment(tmp_path / "ledger", "fork"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    ) as parent:
+        assert parent.stdout is not None
+        assert any(line.strip() == "forked" for line in parent.stdout)
+        (state,) = wait_until(lambda: replicas("fork", tmp_path / "ledger"), 10.0)
+        assert (state["replica"], state["outcome"]) == (1, "unsupported_engine")
+        assert "BlockPool has no 'evict_blocks'" in state["reason"]
+        parent.communicate("\n", timeout=30)
+
+
 def test_a_second_engine_of_the_same_name_waits_for_the_name(model: Path, tmp_path: Path) -> None:
     """The second serves under its startup limit and says so once; when the first is gone, it takes the name over."""
     ledger_dir = tmp_path / "ledger"
     environment = engine_environment(ledger_dir, "twin", KVCACHED_MAX_CACHED_TOKENS="100")
-    with application(model, tmp_path / "first.log", environment) as first:
-        running = application(model, tmp_path / "second.log", environment)
+    with application(model, tmp_path / "first.log", environment, one_process=True) as first:
+        running = application(model, tmp_path / "second.log", environment, one_process=True)
         with running as second:
             assert [second.cached_tokens(1), second.cached_tokens(1)] == [0, 96]
             set_limit(0, "twin", ledger_dir)

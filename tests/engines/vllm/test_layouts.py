@@ -97,7 +97,8 @@ def test_a_token_of_a_hybrid_model_is_a_share_of_its_pool(tmp_path: Path) -> Non
     """With two KV-cache groups a block of 32 counts 16 tokens; the least recently used prompts go first."""
     ledger_dir = tmp_path / "ledger"
     hybrid = write_config(HYBRID, tmp_path / "model")
-    with application(hybrid, tmp_path / "hybrid.log", engine_environment(ledger_dir, "hybrid")) as running:
+    environment = engine_environment(ledger_dir, "hybrid")
+    with application(hybrid, tmp_path / "hybrid.log", environment, one_process=True) as running:
         running.cached_tokens(1)
         (state,) = wait_until(lambda: settled("hybrid", ledger_dir), 2.0)
         one_prompt = state["idle_tokens"]
