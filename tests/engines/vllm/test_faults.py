@@ -130,7 +130,7 @@ def test_an_engine_without_prefix_caching_says_that_there_is_nothing_to_control(
     environment = engine_environment(tmp_path / "ledger", "plain")
     with application(model, tmp_path / "log", environment, one_process=True, enable_prefix_caching=False) as running:
         assert [running.cached_tokens(1), running.cached_tokens(1)] == [0, 0]
-        (state,) = wait_until(lambda: replicas("plain", tmp_path / "ledger"), 5.0)
+        (state,) = wait_until(lambda: replicas("plain", tmp_path / "ledger"), 10.0)
         assert (state["outcome"], state["reason"]) == ("unsupported_engine", "prefix caching is switched off")
 
 
@@ -199,7 +199,7 @@ def test_a_second_engine_of_the_same_name_waits_for_the_name(model: Path, tmp_pa
             set_limit(0, "twin", ledger_dir)
             assert second.cached_tokens(1) == 96
             first.end()
-            wait_until(lambda: replicas("twin", ledger_dir), 5.0)
+            wait_until(lambda: replicas("twin", ledger_dir), 10.0)
             set_limit(0, "twin", ledger_dir)
             assert second.cached_tokens(1) == 0
     assert our_warnings((tmp_path / "first.log").read_text()) == []

@@ -35,7 +35,7 @@ def test_two_tensor_parallel_workers_are_two_members_of_one_replica(model: Path,
     )
     with serving(model, tmp_path, environment, "--tensor-parallel-size", "2") as server:
         server.cached_tokens(prompt(1))
-        started = wait_until(lambda: (replica := server.replica())["active_tokens"] == 0 and replica, 2.0)
+        started = wait_until(lambda: (replica := server.replica())["active_tokens"] == 0 and replica, 10.0)
         assert (started["outcome"], started["idle_tokens"]) == ("startup", 96)
         assert [member["gpu"] for member in started["members"]] == ["cpu-0", "cpu-1"]
         assert (started["tp_size"], started["startup_limit_tokens"]) == (2, 100)
@@ -54,7 +54,7 @@ def test_both_data_parallel_replicas_change_and_no_batch_is_started(model: Path,
     with serving(model, tmp_path, environment, "--data-parallel-size", "2") as server:
         for seed in range(8):
             server.cached_tokens(prompt(seed))
-        before = wait_until(lambda: settled(server.instance, tmp_path / "ledger"), 5.0)
+        before = wait_until(lambda: settled(server.instance, tmp_path / "ledger"), 10.0)
         assert [replica["replica"] for replica in before] == [0, 1]
         assert all(replica["idle_tokens"] >= PROMPT_TOKENS for replica in before), before
         steps = pool_counts(tmp_path, "steps")
@@ -63,7 +63,7 @@ def test_both_data_parallel_replicas_change_and_no_batch_is_started(model: Path,
         assert [replica["idle_tokens"] for replica in after] == [0, 0]
         assert [replica["applied"]["limit_tokens"] for replica in after] == [0, 0]
         assert sorted(member["gpu"] for replica in after for member in replica["members"]) == ["cpu-0", "cpu-1"]
-        wait_until(lambda: pool_counts(tmp_path, "evicted_blocks") > 0, 2.0)
+        wait_until(lambda: pool_counts(tmp_path, "evicted_blocks") > 0, 10.0)
         assert pool_counts(tmp_path, "steps") == steps
         assert pool_counts(tmp_path, "dummy_batches") == 0
     assert pool_failures(tmp_path) == []
@@ -100,7 +100,7 @@ def test_a_token_of_a_hybrid_model_is_a_share_of_its_pool(tmp_path: Path) -> Non
     environment = engine_environment(ledger_dir, "hybrid")
     with application(hybrid, tmp_path / "hybrid.log", environment, one_process=True) as running:
         running.cached_tokens(1)
-        (state,) = wait_until(lambda: settled("hybrid", ledger_dir), 2.0)
+        (state,) = wait_until(lambda: settled("hybrid", ledger_dir), 10.0)
         one_prompt = state["idle_tokens"]
         # 16 blocks of full attention, and of the sliding window what the release keeps of it.
         assert PROMPT_TOKENS // 2 < one_prompt <= PROMPT_TOKENS

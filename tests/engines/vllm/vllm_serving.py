@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_models import CONTEXT, VOCABULARY
 
+from kvcached.control import get_instances
+from kvcached.ledger import LedgerDirectoryError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -93,15 +96,11 @@ def set_limit(limit: int | str, instance: str, ledger_dir: Path) -> dict[str, An
 
 def replicas(instance: str, ledger_dir: Path) -> list[dict[str, Any]]:
     """Return what ``status --json`` says of the instance's replicas; none if it has no live slot."""
-    done = control("status", "--instance", instance, "--json", ledger_dir=ledger_dir)
-    if done.returncode != 0:
+    try:
+        instances = get_instances(ledger_dir)
+    except LedgerDirectoryError:
         return []
-    return [
-        replica
-        for each in json.loads(done.stdout)["instances"]
-        if each["name"] == instance
-        for replica in each["replicas"]
-    ]
+    return [replica.to_dict() for each in instances if each.name == instance for replica in each.replicas]
 
 
 def free_port() -> int:
