@@ -31,9 +31,11 @@ def watching(control: Control, *arguments: str) -> Iterator[subprocess.Popen[str
         stderr=subprocess.PIPE,
         text=True,
     )
-    yield process
-    process.kill()
-    process.communicate()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def next_change(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -81,8 +83,9 @@ def test_engines_come_and_go(control: Control, toys: Toys) -> None:
 
 def test_lost_directory_is_waited_for(control: Control, toys: Toys) -> None:
     """When the directory goes and comes back, watching goes on."""
-    toys.start("chat", step_s=0.05)
+    engine = toys.start("chat", step_s=0.05)
     away = control.directory.with_name("away")
+    engine.send_signal(signal.SIGSTOP)  # it would make the directory again, maybe before it was missed
     with watching(control, "--json", "--interval", "0.1") as process:
         next_change(process)
         control.directory.rename(away)
