@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 OLD_RELEASES = HERE / "old_releases"
 INSTANCE = "under-test"
-START_TIMEOUT_S = 240
+START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 20
 
 OPTIONS = (
@@ -261,10 +262,13 @@ class Server:
 
 
 def _free_port() -> int:
-    """Return a port that is free now; SGLang takes no port 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that is free now; SGLang takes no port 0, and some releases add 10,000 for one of their own."""
+    for port in random.sample(range(20_000, 50_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    message = "no free port among 100 tried"
+    raise AssertionError(message)
 
 
 def wait_until(condition: Any, timeout_s: float, what: str) -> None:  # noqa: ANN401 - a callable
