@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import timeit
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,6 +85,30 @@ def bench_start() -> None:
     show("`set` ÷ `python -c 'import argparse, json, dataclasses'`", value, against, "ms", "<= 1.5")
 
 
+def bench_status() -> None:
+    """Measure `status` on 64 GPUs with 16 instances each against an interpreter that does nothing."""
+    gpus = [f"GPU-{index:02}" for index in range(64)]
+    with tempfile.TemporaryDirectory() as directory:
+        subscriptions = [
+            Subscription(replace(IDENTITY, instance_name=f"model-{index}", tp_size=64), gpus, directory)
+            for index in range(16)
+        ]
+        for subscription in subscriptions:
+            subscription.start()
+        command = [sys.executable, "-m", "kvcached.control", "status", "--ledger-dir", directory]
+        base = [sys.executable, "-c", "pass"]
+        run_once(command)
+        both = [(run_once(command), run_once(base)) for _ in range(ROUNDS)]
+        for subscription in subscriptions:
+            subscription.close()
+    value, against = (statistics.median(times) for times in zip(*both, strict=True))
+    print(
+        f"`status` of 64 GPUs with 16 instances - `python -c pass`: {value - against:.0f} ms (aim < 100; "
+        f"{value:.0f} ms - {against:.0f} ms)",
+        flush=True,
+    )
+
+
 def run_once(command: list[str]) -> float:
     """Run a command and return how many milliseconds it took."""
     started = time.perf_counter()
@@ -139,7 +164,14 @@ def bench_rig() -> None:
         print(figure.describe(), flush=True)
 
 
-BENCHES = {"poll": bench_poll, "start": bench_start, "publish": bench_publish, "size": bench_size, "rig": bench_rig}
+BENCHES = {
+    "poll": bench_poll,
+    "start": bench_start,
+    "status": bench_status,
+    "publish": bench_publish,
+    "size": bench_size,
+    "rig": bench_rig,
+}
 
 
 def main() -> None:
