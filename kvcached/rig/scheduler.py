@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvcached.rig.cache import ROOT_KEY, BlockCache, chain_keys
 
@@ -52,12 +52,24 @@ class Counts:
     prompt_tokens: int = 0
 
 
+class Watcher(Protocol):
+    """Whoever wants to know of requests; it changes nothing."""
+
+    def admitted(self, sequence: Sequence) -> None:
+        """Note that a request begins: its hits are acquired, and nothing more is computed."""
+
+    def released(self, sequence: Sequence) -> None:
+        """Note that a request has given its blocks back."""
+
+
 class Scheduler:
     """Waiting and running requests of one rank, and the steps that work them off."""
 
     def __init__(self, cache: BlockCache, pages: KvPages, *, step_tokens: int = DEFAULT_STEP_TOKENS) -> None:
         """Schedule over ``cache``, computing into ``pages`` at most ``step_tokens`` tokens a step."""
         self.counts = Counts()
+        self.watcher: Watcher | None = None
+        """Told of each request's beginning and end."""
         self._cache = cache
         self._pages = pages
         self._step_tokens = step_tokens
@@ -118,6 +130,8 @@ class Scheduler:
         self.counts.hit_tokens += sequence.computed
         self.counts.prompt_tokens += sequence.prompt_tokens
         self._running.append(sequence)
+        if self.watcher is not None:
+            self.watcher.admitted(sequence)
 
     def _advance(self, sequence: Sequence, tokens: int) -> int:
         """Give ``sequence`` the blocks for its next ``tokens`` tokens; return ``tokens``."""
@@ -164,5 +178,7 @@ class Scheduler:
         self._running = [one for one in self._running if one.computed < one.total_tokens]
         for sequence in finished:
             self._cache.release(sequence.blocks)
+            if self.watcher is not None:
+                self.watcher.released(sequence)
         self.counts.finished += len(finished)
         return True

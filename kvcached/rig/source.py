@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcached.policy import RetentionPolicy
+    from kvcached.registration import SlotPlace
     from kvcached.rig.feed import Feed
     from kvcached.rig.request import Request
     from kvcached.rig.scheduler import Scheduler
@@ -38,6 +39,9 @@ class PublicationSource(Protocol):
     @property
     def registered(self) -> bool:
         """Whether publishers can reach this engine now."""
+
+    def place(self) -> SlotPlace | None:
+        """Return where in the ledgers this engine stands now, if it does."""
 
     def start(self) -> None:
         """Begin to take publications."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvcached.registration import SlotPlace
     from kvcached.values import Report, Update
 
 
@@ -16,6 +17,10 @@ class NoSubscription:
 
     registered = True
     """There is nothing to wait for."""
+
+    def place(self) -> SlotPlace | None:
+        """Return None."""
+        return None
 
     def start(self) -> None:
         """Do nothing."""

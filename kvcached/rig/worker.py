@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvcached.registration import InstanceNameTakenError
+from kvcached.rig.advice import open_advised
 from kvcached.rig.exchange import Exchange
 from kvcached.rig.feed import Feed
 from kvcached.rig.rank import Rank
@@ -101,6 +102,7 @@ def _lead(
     source.on_registered = lambda: launcher.send(Ready())
     signal.signal(signal.SIGTERM, lambda _signal, _frame: setattr(source, "stop_requested", True))
     subscription.start()
+    advised = open_advised(config, worker, subscription)
     try:
         subscription.acknowledge(worker.policy.report())  # so that the startup limit shows before the first step
         exchange = Exchange(0, config.world_size, store)
@@ -115,8 +117,12 @@ def _lead(
             settled_before = worker.policy.settled_revision
             going_on = worker.step(message)
             source.after_step(settled=worker.policy.settled_revision != settled_before)
+            if advised is not None:
+                advised.end_step(idle=worker.scheduler.unfinished == 0)
         return exchange.collectives
     finally:
+        if advised is not None:
+            advised.close()
         subscription.close()
 
 
