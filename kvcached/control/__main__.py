@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import NoReturn
 
-COMMANDS = ("set", "status", "watch", "metrics", "doctor", "completion")
+COMMANDS = ("set", "status", "watch", "metrics", "advise", "doctor", "completion")
 """Each is the module of this name: ``add_parser`` declares it, and only the one that is called is imported."""
 
 

@@ -61,6 +61,18 @@ def note(text: str) -> str:
     return text
 
 
+def share(text: str) -> float:
+    """Parse a share or a rate: above 0, up to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        message = f"{text!r} is not a share; give a number above 0 and up to 1, such as 0.9"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
 def process_id(text: str) -> int:
     """Parse a process id."""
     if not (text.isascii() and text.isdecimal()) or not 0 < int(text[:10]) <= MAX_PID or len(text) > len(str(MAX_PID)):

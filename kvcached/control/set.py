@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from kvcached.control import exits
 from kvcached.control.limits import format_limit, parse_limit
-from kvcached.control.options import add_json, add_ledger_dir, note, seconds
+from kvcached.control.options import add_json, add_ledger_dir, note, seconds, share
 from kvcached.control.targets import ANY, check_name_or_pattern, is_pattern, matching_instances
 from kvcached.elsewhere import elsewhere
 from kvcached.ledger import LedgerDirectoryError
@@ -32,6 +32,7 @@ examples:
   kvcached-control set 16k --instance my-model --wait
   kvcached-control set none --instance 'chat-*' --dry-run
   kvcached-control set unlimited --all --note "night shift"
+  kvcached-control set --of-max 0.9 --instance my-model
 exit codes:
   0 accepted (with --wait: applied)   2 usage       3 unavailable   4 partial
   5 superseded                        6 timed out   7 the engine refuses it
@@ -41,7 +42,13 @@ exit codes:
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
     parser = commands.add_parser("set", help="change how many idle tokens an instance keeps", epilog=EPILOG)
-    parser.add_argument("limit", metavar="LIMIT", type=_limit, help="tokens: 16000, 16k, 2m, unlimited or none")
+    limits = parser.add_mutually_exclusive_group(required=True)
+    limits.add_argument(
+        "limit", metavar="LIMIT", nargs="?", type=_limit, help="tokens: 16000, 16k, 2m, unlimited or none"
+    )
+    limits.add_argument(
+        "--of-max", metavar="F", type=share, help="the smallest limit for this share of the attainable hit rate"
+    )
     targets = parser.add_mutually_exclusive_group(required=True)
     targets.add_argument(
         "--instance", metavar="NAME", type=_name_or_pattern, help="the engine's name, or a pattern such as 'chat-*'"
@@ -87,6 +94,12 @@ def _name_or_pattern(text: str) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Publish, wait, print; the exit code."""
     directory = choose_ledger_dir(arguments.ledger_dir)
+    if arguments.of_max is not None:
+        from kvcached.control.advised import take_advice  # noqa: PLC0415 - only when asked for
+
+        code = take_advice(arguments, directory)
+        if code is not None:
+            return code
     if is_pattern(arguments.instance):
         return _run_on_several(arguments, directory)
     if arguments.dry_run:
