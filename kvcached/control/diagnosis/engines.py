@@ -96,6 +96,11 @@ def _prefix(process: Process) -> str:
 
 
 def _name(process: Process) -> str:
-    arguments = process.arguments
-    shown = [os.path.basename(arguments[0]), *arguments[1:_SHOWN_ARGUMENTS]] if arguments else ["(no command line)"]
+    """Return program and module, or the first arguments, of a command line."""
+    arguments = process.arguments or ["(no command line)"]
+    program = os.path.basename(arguments[0])
+    if "-m" in arguments[:-1]:
+        shown = [program, "-m", arguments[arguments.index("-m") + 1]]
+    else:
+        shown = [program, *arguments[1:_SHOWN_ARGUMENTS]]
     return printable(" ".join(shown))[:60]
