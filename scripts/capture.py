@@ -110,8 +110,7 @@ def capture(subject: Subject) -> None:
             save(f"{prefix}set-wait-progress", progress)
         save(f"{prefix}set-wait", _until(terminal, "applied r", patience_s=60.0) or terminal.shown())
         terminal.type("kvcached-control status --history")
-        time.sleep(1.0)
-        save(f"{prefix}status", terminal.shown())
+        save(f"{prefix}status", _until(terminal, "note: make room", patience_s=20.0) or terminal.shown())
         terminal.type("kvcached-control watch --interval 0.25")
         capacity = engine(subject).replicas[0].capacity_tokens
         for share in (0.25, 0.12, 0.36, 0.06):
