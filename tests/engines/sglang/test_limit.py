@@ -41,8 +41,12 @@ def test_a_limit_set_while_idle_holds_at_the_next_request(server: Server, say: S
     assert server.generate(prompt(2, LENGTH)).cached_tokens == LENGTH - 1
     evicted = server.metric("sglang:evicted_tokens_total")
     say(f"evicted tokens by rank: {evicted}")
-    assert set(evicted) == {"0", "1"}
-    assert evicted["0"] == evicted["1"] >= LENGTH
+    if set(evicted) == {""}:  # releases up to 0.5.20 count both ranks in one figure
+        assert evicted[""] >= 2 * LENGTH
+        assert evicted[""] % 2 == 0
+    else:
+        assert set(evicted) == {"0", "1"}
+        assert evicted["0"] == evicted["1"] >= LENGTH
 
 
 def test_the_source_rank_reports_what_holds(server: Server) -> None:

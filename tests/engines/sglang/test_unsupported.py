@@ -35,7 +35,7 @@ def test_a_strict_server_refuses_to_start_without_a_hook_target(
     server = Server(plain_model, tmp_path / "server", probes, environ={"KVCACHED_STRICT": "1"}, probes=("missing",))
     server.start(wait=False)
     try:
-        assert server.wait_for_exit(120) not in (None, 0)
+        assert server.wait_for_exit(400) not in (None, 0)
         assert "release_kv_cache" in server.log()
         assert "KVCACHED_STRICT=1" in server.log()
     finally:
@@ -47,7 +47,7 @@ def test_a_startup_limit_that_is_no_number_stops_the_start(tmp_path: Path, plain
     server = Server(plain_model, tmp_path / "server", probes, environ={"KVCACHED_MAX_CACHED_TOKENS": "16k"})
     server.start(wait=False)
     try:
-        assert server.wait_for_exit(120) not in (None, 0)
+        assert server.wait_for_exit(400) not in (None, 0)
         assert "KVCACHED_MAX_CACHED_TOKENS='16k' is not a number of tokens" in server.log()
     finally:
         server.stop()
