@@ -94,3 +94,18 @@ class Report:
     capacity_tokens: int
     evicted_tokens: int
     eviction_errors: int
+
+
+def unsupported_report(reason: str, settled_revision: int = 0) -> Report:
+    """Return the report of an engine that applies nothing, for ``reason``: it keeps whatever it likes."""
+    return Report(
+        applied=Update(0, UNLIMITED),
+        settled_revision=settled_revision,
+        outcome=Outcome.UNSUPPORTED_ENGINE,
+        reason=reason,
+        idle_tokens=0,
+        active_tokens=0,
+        capacity_tokens=0,
+        evicted_tokens=0,
+        eviction_errors=0,
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvcached.engines.sglang.identity import identify
 from kvcached.engines.sglang.placement import Placement, name_members
 from kvcached.subscription import Subscription
-from kvcached.values import UNLIMITED, Outcome, Report, Update
+from kvcached.values import UNLIMITED, unsupported_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,19 +68,8 @@ class UngovernedSlot:
 
     def _refuse(self) -> None:
         update = self._subscription.poll()
-        self._subscription.acknowledge(
-            Report(
-                applied=Update(0, UNLIMITED),
-                settled_revision=0 if update is None else update.revision,
-                outcome=Outcome.UNSUPPORTED_ENGINE,
-                reason=self._reason,
-                idle_tokens=0,
-                active_tokens=0,
-                capacity_tokens=0,
-                evicted_tokens=0,
-                eviction_errors=0,
-            ),
-        )
+        settled = 0 if update is None else update.revision
+        self._subscription.acknowledge(unsupported_report(self._reason, settled))
 
 
 def _spawned_placement() -> tuple[Placement, str | None] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcached.engines.vllm.process import engine_core_settings, holds_engine_core, replica_by_name
 from kvcached.subscription import Subscription
-from kvcached.values import UNLIMITED, Identity, Outcome, Report, Update
+from kvcached.values import UNLIMITED, Identity, unsupported_report
 
 if TYPE_CHECKING:
     from kvcached.settings import Settings
@@ -61,24 +61,9 @@ def report_failure(engine: Any, reason: str) -> None:  # noqa: ANN401
     if subscription is None:
         return
     try:
-        subscription.acknowledge(unsupported_report(UNLIMITED, reason))
+        subscription.acknowledge(unsupported_report(reason))
     except Exception:  # noqa: BLE001 - the last resort of a plugin that failed already
         _log.warning("the ledger slot could not be told either", exc_info=True)
-
-
-def unsupported_report(limit_tokens: int, reason: str) -> Report:
-    """Return the report of an engine that applies nothing."""
-    return Report(
-        applied=Update(0, limit_tokens),
-        settled_revision=0,
-        outcome=Outcome.UNSUPPORTED_ENGINE,
-        reason=reason,
-        idle_tokens=0,
-        active_tokens=0,
-        capacity_tokens=0,
-        evicted_tokens=0,
-        eviction_errors=0,
-    )
 
 
 def _identity(settings: Settings, replica: int, version: str) -> Identity:
@@ -98,5 +83,5 @@ def _register(settings: Settings, identity: Identity, members: tuple[str, ...], 
     _log.warning("this vLLM engine serves without run-time control by kvcached: %s", reason)
     subscription = Subscription(identity, members, settings.ledger_dir)
     subscription.start(patient=True)
-    subscription.acknowledge(unsupported_report(identity.startup_limit_tokens, reason))
+    subscription.acknowledge(unsupported_report(reason))
     _subscriptions.append(subscription)
