@@ -91,7 +91,7 @@ def _attend(targets: Targets, moment: str, engine: Any) -> None:  # noqa: ANN401
         governor: Governor | InprocGovernor | _Uncontrolled | None = engine.__dict__.get(_GOVERNOR)
         if moment == "on_shutdown":
             engine.__dict__[_GOVERNOR] = _UNCONTROLLED
-        elif governor is None:
+        elif governor is None and "scheduler" in engine.__dict__:  # else it is still being built
             governor = engine.__dict__[_GOVERNOR] = _bind_or_leave(targets, engine)
         if governor is not None:
             getattr(governor, moment)()
