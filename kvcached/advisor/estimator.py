@@ -67,12 +67,11 @@ class Estimator:
         """
         if request in self._held:  # its end was missed
             self.release(request, self._held[request])
-        hits = self._stack.admit(keys, self.plan.weights, min(self.plan.samples_of(hittable), len(keys)))
+        tally = self._pending if prompt_tokens > 0 else self._empty_tally()
+        self._stack.admit(keys, self.plan.weights, min(self.plan.samples_of(hittable), len(keys)), tally.buckets)
         self._held[request] = keys
         if prompt_tokens <= 0:
             return
-        tally = self._pending
-        tally.buckets = [old + new for old, new in zip(tally.buckets, hits, strict=True)]
         tally.prompt += prompt_tokens
         tally.hit += hit_tokens
         self.requests += 1

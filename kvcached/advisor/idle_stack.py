@@ -59,38 +59,64 @@ class IdleStack:
         """Forget all idle samples, as the engine has."""
         self._clear_idle()
 
-    def admit(self, keys: Sequence[Hashable], weights: Sequence[int], hittable: int) -> list[int]:
-        """Take the samples of a prompt into use; return the tokens that were hits, by the limit they need.
+    def admit(self, keys: Sequence[Hashable], weights: Sequence[int], hittable: int, buckets: list[int]) -> None:
+        """Take the samples of a prompt into use; add the tokens that were hits to ``buckets``, by the limit they need.
 
         Item 0 are tokens that requests use anyway, item ``i`` those that the ``i``-th limit and larger ones would have
         kept, but not the next smaller one. Only the first ``hittable`` samples can be hits; the engine computes the
         others whatever is cached.
         """
-        caches = len(self._limits)
-        found, gone = [0] * (caches + 1), [0] * (caches + 1)
-        found[0] = self._take(keys[:hittable], weights, found)
-        self._take(keys[hittable:], weights[hittable : len(keys)], gone)
-        gone[1:] = map(add, gone[1:], found[1:])
+        users = self._users
+        used = 0  # how many of the leading samples are in use
+        for key in keys:
+            if key not in users:
+                break
+            users[key] += 1
+            used += 1
+        buckets[0] += sum(weights[: min(used, hittable)])
+        gone = [0] * (len(self._limits) + 1)
+        cached = self._take(keys, weights, used, hittable, gone)
+        if cached > used:
+            # `gone` counts by how many caches had a sample, the largest first: had by all means a hit at any limit.
+            buckets[1:] = map(add, buckets[1:], gone[:0:-1])
+        self._remove(keys[cached:], gone)
+        users.update(dict.fromkeys(keys[used:], 1))
         self._let_go(gone)
-        # `found` counts by how many caches had the sample, the largest first: had by all means found at limit 1.
-        return [found[0], *found[:0:-1]]
 
-    def _take(self, keys: Sequence[Hashable], weights: Sequence[int], gone: list[int]) -> int:
-        """Put samples in use; add those that were idle to ``gone``, and return the tokens that were in use."""
-        users, slot_of, stamps, marks = self._users, self._slot_of, self._stamp, self._mark_stamps
-        in_use = 0
-        for key, weight in zip(keys, weights, strict=False):
-            if key in users:
-                users[key] += 1
-                in_use += weight
-                continue
-            users[key] = 1
-            slot = slot_of.pop(key, None)
-            if slot is not None:
-                holders = bisect_left(marks, stamps[slot])
-                gone[holders] += weight
-                self._unlink(slot, holders)
-        return in_use
+    def _take(self, keys: Sequence[Hashable], weights: Sequence[int], begin: int, end: int, gone: list[int]) -> int:
+        """Take idle samples from ``begin`` on out of the order, up to ``end`` or the first that is not idle.
+
+        Adds their tokens to ``gone`` by the number of caches that held them; returns where it stopped.
+        """
+        slot_of, stamps, marks = self._slot_of, self._stamp, self._mark_stamps
+        after, before, unused = self._after, self._before, self._unused
+        for place in range(begin, end):
+            slot = slot_of.pop(keys[place], None)
+            if slot is None:
+                return place
+            stamp = stamps[slot]
+            holders = bisect_left(marks, stamp)
+            gone[holders] += weights[place]
+            newer, older = after[slot], before[slot]
+            after[older] = newer
+            before[newer] = older
+            unused.append(slot)
+            # Caches whose newest evicted sample it was stand at its predecessor now: there is nothing in between.
+            while holders < len(marks) and marks[holders] == stamp:
+                self._marks[holders], marks[holders] = older, stamps[older]
+                holders += 1
+        return max(begin, end)
+
+    def _remove(self, keys: Sequence[Hashable], gone: list[int]) -> None:
+        """Take those of ``keys`` that are idle out of the order, wherever they are, and add them to ``gone``.
+
+        Rarely any is: what cannot be a hit, or was computed again although it was cached.
+        """
+        if self._slot_of.keys().isdisjoint(keys):
+            return
+        for key in keys:
+            if key in self._slot_of:
+                self._take([key], [self._weight[self._slot_of[key]]], 0, 1, gone)
 
     def release(self, held: Sequence[Hashable], cached: Sequence[Hashable], weights: Sequence[int]) -> None:
         """End the use of the samples ``held``; of those, and of newly computed ones, ``cached`` are kept idle.
@@ -103,33 +129,24 @@ class IdleStack:
                 users[key] -= 1
             else:
                 del users[key]
-        idle = [(key, weight) for key, weight in zip(cached, weights, strict=False) if key not in users]
-        self._remove(idle)
-        self._append(idle)
-        added = sum(weight for _, weight in idle)
+        used = 0  # who uses a sample uses all before it
+        while used < len(cached) and cached[used] in users:
+            used += 1
+        gone = [0] * (len(self._limits) + 1)
+        self._remove(cached[used:], gone)
+        self._let_go(gone)
+        added = sum(weights[used : len(cached)])
+        self._append(cached[used:], weights[used : len(cached)])
         self._held = [tokens + added for tokens in self._held]
         self._evict()
 
-    def _remove(self, samples: Sequence[tuple[Hashable, int]]) -> None:
-        """Take samples that were computed again although they are idle, as the engine could not use them, out first."""
-        again = [key for key, _ in samples if key in self._slot_of]
-        if not again:
-            return
-        gone = [0] * (len(self._limits) + 1)
-        for key in again:
-            slot = self._slot_of.pop(key)
-            holders = bisect_left(self._mark_stamps, self._stamp[slot])
-            gone[holders] += self._weight[slot]
-            self._unlink(slot, holders)
-        self._let_go(gone)
-
-    def _append(self, samples: Sequence[tuple[Hashable, int]]) -> None:
-        """Make samples with their weights idle, the last of them first."""
+    def _append(self, keys: Sequence[Hashable], weights: Sequence[int]) -> None:
+        """Make samples idle, the last of them first."""
         unused, slot_of, key_of, weight_of = self._unused, self._slot_of, self._key, self._weight
         after, before, stamps = self._after, self._before, self._stamp
-        self._make_room(len(samples))
+        self._make_room(len(keys))
         newest, clock = before[0], self._clock
-        for key, weight in reversed(samples):
+        for key, weight in zip(reversed(keys), reversed(weights), strict=True):
             slot = unused.pop()
             clock += 1
             stamps[slot] = clock
@@ -152,20 +169,10 @@ class IdleStack:
             for column in (self._after, self._before, self._stamp, self._weight):
                 column.extend([0] * missing)
 
-    def _unlink(self, slot: int, holders: int) -> None:
-        """Take an idle sample that ``holders`` caches hold out of the order."""
-        before, after, stamp = self._before[slot], self._after[slot], self._stamp[slot]
-        self._after[before], self._before[after] = after, before
-        self._key[slot] = None
-        self._unused.append(slot)
-        # Caches whose newest evicted sample it was stand at its predecessor now: there is nothing in between.
-        marks = self._mark_stamps
-        while holders < len(marks) and marks[holders] == stamp:
-            self._marks[holders], marks[holders] = before, self._stamp[before]
-            holders += 1
-
     def _let_go(self, gone: list[int]) -> None:
         """Take what left the order off the caches that held it; ``gone[i]`` are tokens that ``i`` caches held."""
+        if not any(gone):
+            return
         self._held = list(map(sub, self._held, list(accumulate(gone[:0:-1]))[::-1]))
 
     def _evict(self) -> None:
@@ -190,7 +197,6 @@ class IdleStack:
         begin = self._after[last]
         while slot != begin:
             del self._slot_of[self._key[slot]]
-            self._key[slot] = None
             self._unused.append(slot)
             slot = self._after[slot]
         self._after[0], self._before[begin] = begin, 0

@@ -19,49 +19,44 @@ EVENTS = 160
 BLOCKS = 64
 
 MUTANTS = {
-    "the head of a chain becomes idle first": ("idle_stack", "in reversed(samples):", "in samples:"),
-    "hits on blocks in use are not counted": ("idle_stack", "in_use += weight", "in_use += 0"),
-    "the last prompt block can be a hit": (
-        "estimator",
-        "min(self.plan.samples_of(hittable), len(keys))",
-        "len(keys)",
-    ),
-    "a mark counts as held": (
+    "the head of a chain becomes idle first": (
         "idle_stack",
-        "holders = bisect_left(marks, stamps[slot])",
-        "holders = bisect_left(marks, stamps[slot] + 1)",
+        "zip(reversed(keys), reversed(weights)",
+        "zip(keys, weights",
     ),
+    "hits on blocks in use are not counted": ("idle_stack", "buckets[0] += sum", "buckets[0] += 0 * sum"),
+    "hits on blocks in use are not bounded": ("idle_stack", "min(used, hittable)", "used"),
+    "the last prompt block can be a hit": ("estimator", "min(self.plan.samples_of(hittable), len(keys))", "len(keys)"),
+    "a mark counts as held": ("idle_stack", "bisect_left(marks, stamp)", "bisect_left(marks, stamp + 1)"),
     "what is taken into use still fills the caches": (
         "idle_stack",
-        "self._let_go(gone)\n        # `found`",
-        "# `found`",
+        "users.update(dict.fromkeys(keys[used:], 1))\n        self._let_go(gone)",
+        "users.update(dict.fromkeys(keys[used:], 1))",
     ),
-    "what cannot be a hit is not taken into use": (
+    "only hits are taken into use": ("idle_stack", "fromkeys(keys[used:], 1)", "fromkeys(keys[used:cached], 1)"),
+    "what is taken into use again stays idle": ("idle_stack", "self._remove(keys[cached:], gone)", "pass"),
+    "a sample weighs what its predecessor weighs": (
         "idle_stack",
-        "self._take(keys[hittable:], weights[hittable : len(keys)], gone)",
-        "pass",
+        "gone[holders] += weights[place]",
+        "gone[holders] += weights[place - 1]",
     ),
-    "the rest of a prompt weighs what its head weighs": ("idle_stack", "weights[hittable : len(keys)]", "weights"),
     "a full cache evicts one sample too many": ("idle_stack", "while held > limit:", "while held >= limit > 0:"),
-    "a cache may exceed its limit by a sample": (
-        "idle_stack",
-        "if held <= limit:\n                continue",
-        "if held <= limit + 16:\n                continue",
-    ),
+    "a cache may exceed its limit by a sample": ("idle_stack", "if held <= limit:", "if held <= limit + 16:"),
     "what was computed again stays in the counts": (
         "idle_stack",
-        "gone[holders] += self._weight[slot]",
-        "gone[holders] += 0",
+        "self._let_go(gone)\n        added",
+        "added",
     ),
-    "what was computed again stays in the order": ("idle_stack", "self._remove(idle)", "pass"),
+    "what was computed again stays in the order": ("idle_stack", "self._remove(cached[used:], gone)", "pass"),
     "marks on samples that leave stay behind": ("idle_stack", "while holders < len(marks) and", "while False and"),
     "marks on forgotten samples stay behind": ("idle_stack", "if stamp <= last_stamp:", "if stamp < last_stamp:"),
     "nothing is forgotten": ("idle_stack", "if self._marks[0]:", "if not self._marks:"),
     "the last user ends every use": ("idle_stack", "if users[key] > 1:", "if users[key] > 2:"),
-    "samples in use become idle as well": ("idle_stack", "if key not in users]", "if key is not None]"),
+    "a second user is not noted": ("idle_stack", "users[key] += 1", "users[key] += 0"),
+    "samples in use become idle as well": ("idle_stack", "cached[used] in users:", "cached[used] is None:"),
     "stamps do not grow": ("idle_stack", "clock += 1", "clock += 0"),
-    "buckets are in the wrong order": ("idle_stack", "*found[:0:-1]]", "*found[1:]]"),
-    "uncounted requests count": ("estimator", "if prompt_tokens <= 0:", "if prompt_tokens < 0:"),
+    "buckets are in the wrong order": ("idle_stack", "gone[:0:-1])\n", "gone[1:])\n"),
+    "uncounted requests count": ("estimator", "if prompt_tokens > 0 else", "if prompt_tokens >= 0 else"),
     "an emptied cache is remembered": ("estimator", "self._stack.clear()", "pass"),
 }
 
