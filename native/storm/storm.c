@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * storm.c - the kill storm at the level of the library, where a life is short and a hundred thousand deaths are cheap.
+ *
+ *   storm DIRECTORY KILLS SEED
+ *
+ * Publishers and engines are killed by a timer, one in eight by one of its own processor time. One engine of eight
+ * members lives through it. After each batch: its words hold only what was published, a revision means one limit, words
+ * only rose, the dead are dead, and an undisturbed publication is raised everywhere. Prints figures; 1 on a violation.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../handle.h"
+
+enum { MEMBERS = 8, BATCH = 100, AT_ONCE = 4, REVISIONS = 1 << 22 };
+
+struct shared {
+    _Atomic uint64_t publications;
+    _Atomic uint64_t registrations;
+    _Atomic int32_t limits[REVISIONS]; /* what the winner of the first member gave a revision; 0: not yet seen */
+};
+
+static int directory;
+static struct shared *shared;
+static uint32_t slots[MEMBERS];
+static kvl_ledger *engine[MEMBERS];
+static char names[MEMBERS][8];
+static uint64_t splits;
+
+_Noreturn static void violated(const char *what, long long one, long long other)
+{
+    printf("storm: VIOLATION %s (%lld, %lld)\n", what, one, other);
+    exit(1);
+}
+
+static kvl_ledger *open_member(int member, int writable)
+{
+    struct kvl_file file;
+    kvl_ledger *ledger = NULL;
+    int code = kvl_open(directory, names[member], writable, &file, &ledger);
+    if (code != 0) {
+        violated("a ledger was refused", member, code);
+    }
+    return ledger;
+}
+
+/* A limit that is unlike any other publisher's. */
+static int32_t fresh_limit(void)
+{
+    static uint32_t count;
+    return (int32_t)(((uint32_t)getpid() << 12 | (count++ & 0xfff)) & 0x7fffffff) | 1;
+}
+
+static int publish(kvl_ledger *const *ledgers)
+{
+    int32_t limit = fresh_limit();
+    uint32_t newest = 0;
+    uint64_t found;
+    for (int i = 0; i < MEMBERS; i++) {
+        struct kvl_slot slot;
+        if (kvl_read_slot(ledgers[i], slots[i], &slot) != 1) {
+            violated("the engine was not alive", i, 0);
+        }
+        newest = (uint32_t)(slot.desired >> 32) > newest ? (uint32_t)(slot.desired >> 32) : newest;
+    }
+    for (;;) {
+        uint64_t word = (uint64_t)(newest + 1) << 32 | (uint32_t)limit;
+        int first = kvl_raise(ledgers[0], slots[0], 1, word, &found);
+        if (first == KVL_LOST) {
+            newest = (uint32_t)(found >> 32);
+            continue;
+        }
+        if (first != KVL_RAISED) {
+            violated("raising failed", first, 0);
+        }
+        int everywhere = 1;
+        for (int i = 1; i < MEMBERS; i++) {
+            everywhere &= kvl_raise(ledgers[i], slots[i], 1, word, &found) == KVL_RAISED;
+        }
+        for (int i = 0; i < MEMBERS; i++) {
+            struct kvl_audit record = {.after = word, .pid = (uint32_t)getpid()};
+            kvl_ring(ledgers[i], KVL_PUBLISHED);
+            (void)kvl_audit_write(ledgers[i], &record);
+        }
+        shared->publications++;
+        return everywhere;
+    }
+}
+
+static void be_publisher(void)
+{
+    for (;;) {
+        kvl_ledger *ledgers[MEMBERS];
+        for (int i = 0; i < MEMBERS; i++) {
+            ledgers[i] = open_member(i, 1);
+        }
+        for (int n = 0; n < 4; n++) {
+            (void)publish(ledgers);
+        }
+        for (int i = 0; i < MEMBERS; i++) {
+            kvl_close(ledgers[i]);
+        }
+    }
+}
+
+static void be_engine(void)
+{
+    struct kvl_identity identity = {.instance = "victim", .members = MEMBERS, .startup_limit = 5};
+    struct kvl_report report = {.reason = "alive"};
+    for (;;) {
+        kvl_ledger *ledgers[MEMBERS];
+        uint32_t own[MEMBERS];
+        for (int i = 0; i < MEMBERS; i++) {
+            ledgers[i] = open_member(i, 1);
+            int slot = kvl_register(ledgers[i], &identity, (uint64_t)getpid() | UINT64_C(1) << 40, 7);
+            if (slot < 0) {
+                violated("registering failed", i, slot);
+            }
+            own[i] = (uint32_t)slot;
+        }
+        for (int n = 0; n < 8 * MEMBERS; n++) {
+            (void)kvl_acknowledge(ledgers[n % MEMBERS], own[n % MEMBERS], &report);
+            kvl_ring(ledgers[n % MEMBERS], KVL_ACKNOWLEDGED);
+        }
+        for (int i = 0; i < MEMBERS; i++) {
+            if (i % 2 == 0) {
+                (void)kvl_unregister(ledgers[i], own[i]);
+            }
+            kvl_close(ledgers[i]);
+        }
+        shared->registrations++;
+        char name[16];
+        snprintf(name, sizeof name, "n%d", getpid());
+        if (kvl_create(directory, name, 0600) < 0) {
+            violated("creating failed", errno, 0);
+        }
+        (void)unlinkat(directory, name, 0);
+    }
+}
+
+static void die_after(clockid_t clock, uint64_t ns)
+{
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGKILL};
+    struct itimerspec span = {.it_value = {.tv_sec = 0, .tv_nsec = (long)ns + 1}};
+    timer_t timer;
+    if (timer_create(clock, &event, &timer) != 0 || timer_settime(timer, 0, &span, NULL) != 0) {
+        violated("no timer", errno, 0);
+    }
+}
+
+static uint64_t random_state;
+
+static uint64_t next_random(void)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return random_state;
+}
+
+/* What an observer sees at any time: one revision, one limit, never back, and split at most for a while. */
+static void observe(kvl_ledger *const *observers, uint32_t *newest)
+{
+    int split = 0;
+    uint64_t first = 0;
+    for (int i = MEMBERS - 1; i >= 0; i--) {
+        struct kvl_slot slot;
+        if (kvl_read_slot(observers[i], slots[i], &slot) != 1 || slot.incarnation != 1) {
+            violated("the engine was not alive", i, 0);
+        }
+        uint32_t revision = (uint32_t)(slot.desired >> 32);
+        int32_t limit = (int32_t)(uint32_t)slot.desired;
+        if (revision < newest[i]) {
+            violated("a word went back", newest[i], revision);
+        }
+        newest[i] = revision;
+        if (revision > 0 && revision < REVISIONS) {
+            int32_t known = 0;
+            if (!atomic_compare_exchange_strong(&shared->limits[revision], &known, limit) && known != limit) {
+                violated("a revision has two limits", known, limit);
+            }
+        }
+        split |= i < MEMBERS - 1 && slot.desired != first;
+        first = slot.desired;
+    }
+    splits += (uint64_t)split;
+}
+
+/* What a creation that was killed leaves may be removed at any time. */
+static void sweep(void)
+{
+    DIR *listing = fdopendir(openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (listing == NULL) {
+        violated("no listing", errno, 0);
+    }
+    for (struct dirent *entry = readdir(listing); entry != NULL; entry = readdir(listing)) {
+        if (strncmp(entry->d_name, ".n", 2) == 0 || entry->d_name[0] == 'n') {
+            (void)unlinkat(directory, entry->d_name, 0);
+        }
+    }
+    closedir(listing);
+}
+
+static void check_rest(kvl_ledger *const *observers, kvl_ledger *const *publishers)
+{
+    for (int i = 0; i < MEMBERS; i++) {
+        for (uint32_t slot = 0; slot < KVL_SLOTS; slot++) {
+            struct kvl_slot copy;
+            if (kvl_read_slot(observers[i], slot, &copy) == 1 && strcmp(copy.identity.instance, "target") != 0) {
+                violated("a dead engine is alive", i, slot);
+            }
+        }
+    }
+    const uint64_t *words[MEMBERS];
+    uint64_t word;
+    if (!publish(publishers)) {
+        violated("an undisturbed publication was overtaken", 0, 0);
+    }
+    for (int i = 0; i < MEMBERS; i++) {
+        words[i] = kvl_desired_word(engine[i], slots[i]);
+    }
+    if (kvl_agree(words, MEMBERS, &word) != 1) {
+        violated("an undisturbed publication left a split", 0, 0);
+    }
+}
+
+static void set_up(void)
+{
+    struct kvl_identity identity = {.instance = "target", .members = MEMBERS, .startup_limit = 5};
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) {
+        violated("no memory", errno, 0);
+    }
+    for (int i = 0; i < MEMBERS; i++) {
+        snprintf(names[i], sizeof names[i], "m%d", i);
+        if (kvl_create(directory, names[i], 0600) != 1) {
+            violated("creating failed", i, errno);
+        }
+        engine[i] = open_member(i, 1);
+        int slot = kvl_register(engine[i], &identity, 1, 0);
+        if (slot < 0) {
+            violated("registering failed", i, slot);
+        }
+        slots[i] = (uint32_t)slot;
+    }
+}
+
+static pid_t start_victim(int is_engine, clockid_t clock, uint64_t ns)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        for (int i = 0; i < MEMBERS; i++) {
+            kvl_release(engine[i]);
+        }
+        die_after(clock, ns);
+        if (is_engine) {
+            be_engine();
+        } else {
+            be_publisher();
+        }
+    }
+    return pid;
+}
+
+int main(int count, char **arguments)
+{
+    if (count != 4 || (directory = open(arguments[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) {
+        fprintf(stderr, "usage: %s DIRECTORY KILLS SEED\n", arguments[0]);
+        return 2;
+    }
+    uint64_t wanted = strtoull(arguments[2], NULL, 10);
+    random_state = strtoull(arguments[3], NULL, 10) * UINT64_C(0x9e3779b97f4a7c15) | 1;
+    set_up();
+    kvl_ledger *observers[MEMBERS];
+    kvl_ledger *publishers[MEMBERS];
+    uint32_t newest[MEMBERS] = {0};
+    for (int i = 0; i < MEMBERS; i++) {
+        observers[i] = open_member(i, 0);
+        publishers[i] = open_member(i, 1);
+    }
+    uint64_t kills = 0;
+    uint64_t engines = 0;
+    while (kills < wanted) {
+        pid_t alive[AT_ONCE] = {0};
+        for (int n = 0; n < BATCH + AT_ONCE; n++) {
+            if (n >= AT_ONCE) {
+                int status;
+                observe(observers, newest);
+                waitpid(alive[n % AT_ONCE], &status, 0);
+                if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL) {
+                    violated("a victim ended by itself", status, 0);
+                }
+                kills++;
+            }
+            if (n < BATCH) {
+                int is_engine = next_random() % 4 == 0;
+                engines += (uint64_t)is_engine;
+                clockid_t clock = next_random() % 8 == 0 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
+                alive[n % AT_ONCE] = start_victim(is_engine, clock, next_random() % 2000000);
+            }
+        }
+        observe(observers, newest);
+        check_rest(observers, publishers);
+        sweep();
+    }
+    printf("storm: %llu kills in C (%llu of engines), %llu publications completed by victims and checks, "
+           "%llu registrations completed, last revision %u, %llu looks at a split, violations 0\n",
+           (unsigned long long)kills, (unsigned long long)engines, (unsigned long long)shared->publications,
+           (unsigned long long)shared->registrations, newest[0], (unsigned long long)splits);
+    return 0;
+}
