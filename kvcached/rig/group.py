@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import tempfile
 import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -51,14 +50,16 @@ class Group:
         Main thread only, as it takes SIGINT and SIGTERM: the first ends the run after the step at work, the second at
         once. Raises :class:`GroupError`; no process is left in any case.
         """
-        with tempfile.TemporaryDirectory(prefix="kvcached-rig-") as directory:
-            try:
-                self._start(Path(directory) / "store")
-                signal.signal(signal.SIGINT, self._interrupt)
-                signal.signal(signal.SIGTERM, self._interrupt)
-                return self._collect()
-            finally:
-                self._kill()
+        # The file in which the ranks meet has no name that could be left behind: the ranks inherit it.
+        store = os.memfd_create("kvcached-rig-store", 0)
+        try:
+            self._start(Path(f"/proc/self/fd/{store}"))
+            signal.signal(signal.SIGINT, self._interrupt)
+            signal.signal(signal.SIGTERM, self._interrupt)
+            return self._collect()
+        finally:
+            self._kill()
+            os.close(store)
 
     def _start(self, store: Path) -> None:
         context = multiprocessing.get_context("fork")

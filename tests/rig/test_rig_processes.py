@@ -190,8 +190,10 @@ def test_killed_rank_ends_the_run(engines: Engines) -> None:
 
 
 def test_ranks_die_with_their_launcher(engines: Engines) -> None:
-    """Killing the launcher leaves no rank behind."""
-    engine = engines.start("--tp", "2", "--requests", "10", "--linger", "100")
+    """Killing the launcher leaves neither a rank nor a temporary file behind."""
+    temporary = engines.directory / "tmp"
+    temporary.mkdir()
+    engine = engines.start("--tp", "2", "--requests", "10", "--linger", "100", TMPDIR=str(temporary))
     pids = engine.rank_pids()
     assert len(pids) == 2
     engine.process.kill()
@@ -199,6 +201,7 @@ def test_ranks_die_with_their_launcher(engines: Engines) -> None:
     while [pid for pid in pids if is_alive(pid)]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    assert not list(temporary.iterdir())
 
 
 def test_interrupt_ends_a_run_with_its_report(engines: Engines) -> None:
