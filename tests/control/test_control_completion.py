@@ -106,10 +106,11 @@ def test_names_options_and_commands_are_completed(name: str, control: Control, t
 
 
 def test_names_one_a_line(control: Control, toys: Toys) -> None:
-    """The names are printed sorted, one a line; without a directory there is one sentence."""
-    toys.start("code", "chat")
+    """The names of live instances are printed sorted, one a line; none when none is alive."""
+    engine = toys.start("code", "chat")
     assert control.run("completion", "names").stdout == "chat\ncode\n"
-    (control.directory / "cpu-0.ledger").unlink()
+    engine.kill()
+    engine.wait()
     assert control.run("completion", "names").stdout == ""
 
 

@@ -260,7 +260,7 @@ def stub_server(folder: Path, **environment: str) -> Iterator[subprocess.Popen[b
     """Run a program that bears the command line of an engine and loads no plugin."""
     (folder / "sglang").mkdir(exist_ok=True)
     (folder / "sglang" / "__init__.py").touch()
-    (folder / "sglang" / "launch_server.py").write_text("print(flush=True)\ninput()\n")
+    (folder / "sglang" / "launch_server.py").write_text("import sys\nprint(flush=True)\nsys.stdin.read()\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "sglang.launch_server", "--model", "x"],
         cwd=folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -57,7 +58,8 @@ def test_remarks_give_the_reason(control: Control, toys: Toys) -> None:
 
 def test_split_names_the_members(control: Control, toys: Toys, ledger_dir: Path) -> None:
     """Members that carry different pairs are named, with what each carries."""
-    toys.start("chat", gpus="GPU-0,GPU-1")
+    engine = toys.start("chat", gpus="GPU-0,GPU-1")
+    engine.send_signal(signal.SIGSTOP)  # so that it does not register anew
     (ledger_dir / "GPU-1.ledger").rename(ledger_dir / "away")
     assert control.run("set", "5k", "--instance", "chat").returncode == 4
     assert "split: r1 5,000 in GPU-0; 1 member(s) without a usable ledger" in control.run("status").stdout

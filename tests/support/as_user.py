@@ -6,13 +6,11 @@ imported before the change of user. Only root can run it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import json
 import os
 import pkgutil
-import shutil
 import sys
-import textwrap
 from pathlib import Path
 
 import kvcached.control
@@ -40,11 +38,11 @@ def preload() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     importlib.import_module("engine")
     for module in pkgutil.walk_packages(kvcached.control.__path__, "kvcached.control."):
-        importlib.import_module(module.name)
+        with contextlib.suppress(ImportError):  # an optional package is not here: nobody will import this one
+            importlib.import_module(module.name)
     _native.layout()
-    assert json
-    assert shutil
-    assert textwrap
+    for name in ("json", "locale", "shutil", "textwrap"):
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":
