@@ -269,8 +269,9 @@ class Handle:
         )
 
     def _text(self, field: Any) -> str:
-        """Decode a field that a peer may have filled with anything."""
-        return str(self._ffi.string(field).decode(errors="replace"))
+        """Decode a field that a peer may have filled with anything, also with commands for the reader's terminal."""
+        text = str(self._ffi.string(field).decode(errors="replace"))
+        return text if text.isprintable() else "".join(mark if mark.isprintable() else "\ufffd" for mark in text)
 
     def is_owned(self, index: int, incarnation: int) -> bool:
         """Return whether ``incarnation`` still owns the slot."""

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from kvcached.ledger import Ledger
 
 
+MAX_MEMBERS = 1024
+"""More members than any replica has. What stands in a slot is its writer's word, and must not cost its readers more."""
+
+
 @dataclass(frozen=True)
 class Member:
     """One live slot and where it stands."""
@@ -38,7 +42,7 @@ class Replica:
     def missing(self) -> list[int]:
         """The indices of members that have no live slot here."""
         present = {member.slot.member for member in self.members}
-        return [index for index in range(self.slot.members) if index not in present]
+        return [index for index in range(min(self.slot.members, MAX_MEMBERS)) if index not in present]
 
 
 def find_replicas(ledgers: Iterable[Ledger], instance_name: str | None = None) -> list[Replica]:
