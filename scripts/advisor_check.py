@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from engine import TRACE, Engine
 
-from kvcached.advisor.curve import value_at
 from kvcached.control.advice import Advice, Goal, advise_instance
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def check(workload: Workload) -> tuple[bool, Advice, dict[int, float]]:
     for limit in workload.others:
         other = run_at(workload, limit).curve
         measured[limit] = other.measured if other else 0.0
-        predicted = value_at(curve.limits, curve.values, limit)
+        predicted = curve.at(limit)
         errors.append(abs(predicted - measured[limit]))
         print(
             f"  limit {limit:>9,}: predicted {predicted:.4f}, measured {measured[limit]:.4f}, off by {errors[-1]:.4f}"

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from kvcached.advisor.page import STOPPED, WATCHING, Page, PageWindow
 from kvcached.ledger import LedgerDirectoryError
@@ -37,6 +37,7 @@ IN_USE_SAMPLES = 600
 _HIGH = 0.95
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,15 @@ class Figures:
     limit_tokens: int
     active_tokens: int
     capacity_tokens: int
+
+
+def attempt(build: Callable[[], _T]) -> _T | None:
+    """Return what ``build`` makes; log and return None if it cannot, for an engine serves without an advisor, too."""
+    try:
+        return build()
+    except Exception:  # noqa: BLE001 - see above: whatever an engine lacks or raises, it has to serve
+        _log.warning("this engine has no advisor; serving is not concerned", exc_info=True)
+        return None
 
 
 class Observer:

@@ -65,24 +65,30 @@ class Curve:
     """One window of a page as rates. ``values[0]`` is the rate at limit 0, ``values[i]`` that at ``limits[i-1]``.
 
     ``model_error`` is the measured rate less the model's at the limits that were in force; it is added to all values.
+    ``room_tokens`` is what requests leave of the pool on average: a limit above it is as good as this one.
     """
 
     limits: tuple[int, ...]
     values: tuple[float, ...]
     measured: float
     model_error: float
+    room_tokens: int
 
     def at(self, limit: float) -> float:
-        """Return the rate at a limit."""
-        return value_at(self.limits, self.values, limit)
+        """Return the rate at a limit in this pool."""
+        return value_at(self.limits, self.values, min(limit, self.room_tokens))
+
+    def points(self) -> list[tuple[int, float]]:
+        """Return limits, from 0 on, with their rates in this pool."""
+        return [(limit, self.at(limit)) for limit in (0, *self.limits)]
 
 
 @dataclass(frozen=True)
 class Advice:
     """What can be said of one replica. Rates are shares of prompt tokens, limits and sizes are tokens.
 
-    ``room_tokens`` is what requests leave of the pool nearly always, beyond which no limit has an effect. Figures are
-    None where nothing is known; ``refused`` says why no limit is advised.
+    ``room_tokens`` is what requests leave of the pool nineteen times in twenty: more is never advised. Figures are None
+    where nothing is known; ``refused`` says why no limit is advised.
     """
 
     replica: int
@@ -104,7 +110,6 @@ class Advice:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         curve = self.curve
-        points = zip((0, *curve.limits), curve.values, strict=True) if curve else ()
         return {
             "replica": self.replica,
             "limit_tokens": self.limit_tokens,
@@ -113,7 +118,7 @@ class Advice:
             "attainable_hit_rate": self.attainable,
             "observed_tokens": self.observed_tokens,
             "model_error": curve.model_error if curve else None,
-            "curve": [{"limit_tokens": limit, "hit_rate": value} for limit, value in points],
+            "curve": [{"limit_tokens": limit, "hit_rate": rate} for limit, rate in (curve.points() if curve else ())],
             "advised_limit_tokens": self.advised_limit_tokens,
             "refused": self.refused,
             "warnings": list(self.warnings),
@@ -194,26 +199,30 @@ def curve_of(page: Page, window: PageWindow) -> Curve:
     total = 0.0
     sums = [total := total + bucket for bucket in window.buckets]
     values = tuple(min(1.0, max(0.0, tokens / window.prompt + error)) for tokens in sums)
-    return Curve(page.limits, values, min(1.0, window.hit / window.prompt), error)
+    room = max(0, page.capacity_tokens - round(page.in_use_mean))
+    return Curve(page.limits, values, min(1.0, window.hit / window.prompt), error, room)
 
 
 def _choose(seen: Advice, curve: Curve, goal: Goal, block_tokens: int) -> Advice:
     """Find the answer, or the reason for none."""
     room = seen.room_tokens or 0
-    attainable = curve.at(room)
+    attainable = curve.at(curve.room_tokens)
     wanted = goal.wanted(attainable)
     seen = replace(seen, attainable=attainable, wanted=wanted)
     beyond = curve.values[-1] - attainable
     if beyond > PROMISE:
         seen = _warned(
             seen,
-            f"the pool is the bound: requests leave {room:,} tokens of it, and a larger one would add {beyond:.2f}",
+            f"the pool is the bound: requests leave {curve.room_tokens:,} tokens, a larger one adds {beyond:.2f}",
         )
     refused = _refusal(seen, curve, goal)
     limit = None if refused else limit_for(curve.limits, curve.values, wanted)
     if limit is None:
         return replace(seen, refused=refused or f"{wanted:.3f} is not to be had at any limit")
-    advised = min(_blocks_up(limit, block_tokens), room)
+    advised = _blocks_up(limit, block_tokens)
+    if advised > room:
+        advised = room
+        seen = _warned(seen, f"one time in twenty requests leave less than {room:,} tokens; more is not advised")
     if seen.observed_tokens < advised:
         text = f"only {seen.observed_tokens:,} prompt tokens were seen, less than the {advised:,} that would be advised"
         return replace(seen, refused=text)

@@ -101,7 +101,7 @@ def _print(name: str, advice: Advice, goal: Goal, *, alone: bool, plot: bool) ->
         expected = f"model {curve.measured - curve.model_error:.3f}, off by {curve.model_error:+.3f}"
         _line("measured", curve.measured, f"window {advice.window}, limit {limit}; {expected}")
         _line("in use", curve.values[0], "what requests in work share; takes no idle cache")
-        _line("attainable", advice.attainable, f"at {limit_text(advice.room_tokens or 0)} tokens, what requests leave")
+        _line("attainable", advice.attainable, f"in the {limit_text(curve.room_tokens)} tokens that requests leave")
     if advice.advised_limit_tokens is not None:
         _line("advice", advice.wanted, f"{styled(limit_phrase(advice), STRONG, colour=colour)} for {goal.describe()}")
     for warning in advice.warnings:

@@ -9,6 +9,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from kvcached.control.advice import PROMISE
 from kvcached.control.curve_text import short
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -48,23 +49,26 @@ def _draw(panel: Axes, advice: Advice, runs: Mapping[int, float]) -> None:
     if curve is None:
         return
     limits = [curve.limits[0] / 2, *curve.limits]  # the first one stands for limit 0, which a logarithm does not have
+    rates = [rate for _, rate in curve.points()]
     panel.set_xscale("log", base=2)
     panel.fill_between(
         limits,
-        [one - 0.02 for one in curve.values],
-        [one + 0.02 for one in curve.values],
+        [rate - PROMISE for rate in rates],
+        [rate + PROMISE for rate in rates],
         color=CURVE,
         alpha=0.12,
         lw=0,
     )
-    panel.plot(limits, curve.values, color=CURVE, lw=2, label="predicted, ± 0.02")
+    panel.plot(limits, rates, color=CURVE, lw=2, label=f"predicted, ± {PROMISE}")
+    if curve.values[-1] - rates[-1] > PROMISE / 2:
+        panel.plot(limits, curve.values, color=CURVE, lw=1.2, ls=":", label="in a larger pool")
     if runs:
         places = [max(limit, limits[0]) for limit in runs]
         panel.plot(places, list(runs.values()), "o", ms=7, mfc="white", mec=INK, mew=1.6, label="real runs", zorder=4)
     _mark_limit(panel, advice, limits)
-    room = advice.room_tokens or 0
+    room = curve.room_tokens
     if limits[0] < room < limits[-1]:
-        panel.axvspan(room, limits[-1], color=FAINT, alpha=0.15, lw=0, label="more than the pool leaves")
+        panel.axvspan(room, limits[-1], color=FAINT, alpha=0.15, lw=0, label="more than requests leave")
     if advice.advised_limit_tokens is not None:
         at = max(advice.advised_limit_tokens, limits[0])
         panel.plot([at], [advice.wanted or 0.0], "*", ms=19, color=ADVICE, mec="white", label="advice", zorder=5)
@@ -77,6 +81,7 @@ def _draw(panel: Axes, advice: Advice, runs: Mapping[int, float]) -> None:
             color=ADVICE,
             fontweight="bold",
             fontsize=10,
+            bbox={"fc": "white", "ec": "none", "alpha": 0.85, "pad": 1.5},
         )
     _dress(panel, limits)
 
@@ -86,7 +91,7 @@ def _mark_limit(panel: Axes, advice: Advice, limits: Sequence[float]) -> None:
     curve, limit = advice.curve, advice.limit_tokens
     if curve is None or limit is None:
         return
-    at = min(advice.room_tokens or limits[-1], limits[-1]) if limit < 0 else max(limit, limits[0])
+    at = max(min(curve.room_tokens, limits[-1]) if limit < 0 else limit, limits[0])
     panel.axvline(at, color=LIMIT, lw=1.2, ls=(0, (4, 3)), label="limit in force")
     panel.plot([at], [curve.measured], "D", ms=7, color=LIMIT, mec="white", label="measured at it", zorder=4)
 
@@ -98,7 +103,7 @@ def _dress(panel: Axes, limits: Sequence[float]) -> None:
     panel.set_xticks(ticks)
     panel.xaxis.set_minor_locator(NullLocator())
     panel.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: "0" if tick <= limits[0] else short(tick)))
-    panel.set_xlim(limits[0], limits[-1])
+    panel.set_xlim(limits[0], limits[-1] * 1.1)
     panel.set_ylim(bottom=0)
     panel.set_xlabel("limit: idle tokens kept", color=INK)
     panel.set_ylabel("hit tokens / prompt tokens", color=INK)

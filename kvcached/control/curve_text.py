@@ -19,7 +19,7 @@ _UNITS = ((1_000_000_000, "g"), (1_000_000, "m"), (1000, "k"))
 def curve_lines(advice: Advice, width: int | None) -> list[str]:
     """Return the curve over the logarithm of the limit: ``*`` the model, ``o`` measured, ``A`` the advice.
 
-    ``|`` stands where the pool ends that requests leave.
+    ``|`` stands at what requests leave of the pool: beyond it a limit changes nothing.
     """
     curve = advice.curve
     if curve is None:
@@ -27,16 +27,15 @@ def curve_lines(advice: Advice, width: int | None) -> list[str]:
     columns = min(MOST_COLUMNS, max(LEAST_COLUMNS, (width or 80) - _MARGIN - 1))
     scale = _Scale(curve, columns)
     grid = [[" "] * columns for _ in range(ROWS + 1)]
-    if advice.room_tokens is not None and curve.limits[0] < advice.room_tokens < curve.limits[-1]:
+    if curve.limits[0] < curve.room_tokens < curve.limits[-1]:
         for row in grid:
-            row[scale.column(advice.room_tokens)] = "|"
+            row[scale.column(curve.room_tokens)] = "|"
     for column in range(columns):
         grid[scale.row(curve.at(scale.limit(column)))][column] = "*"
     in_force = advice.limit_tokens
     if in_force is not None:
-        place = curve.limits[-1] if in_force < 0 else in_force
-        room = advice.room_tokens if advice.room_tokens is not None else place
-        grid[scale.row(curve.measured)][scale.column(min(place, room))] = "o"
+        place = curve.room_tokens if in_force < 0 else min(in_force, curve.room_tokens)
+        grid[scale.row(curve.measured)][scale.column(place)] = "o"
     if advice.advised_limit_tokens is not None:
         grid[scale.row(advice.wanted or 0.0)][scale.column(advice.advised_limit_tokens)] = "A"
     return [*_with_rates(grid, scale), *_axis(scale)]
