@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_TESTS = 200, TIME_LIMIT_S = 120 };
+enum { MAX_TESTS = 200, TIME_LIMIT_S = 240 };
 
 static struct {
     const char *name;

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -204,4 +205,26 @@ TEST(hygiene, "Thousands of openings and registrations leave no descriptor, mapp
     }
     CHECK_EQUAL(open_descriptors(), before);
     CHECK_EQUAL(mappings_here(), 0);
+}
+
+TEST(cycles, "A hundred thousand registrations, or KVL_CYCLES, leave the process and the file as they were.")
+{
+    const char *text = getenv("KVL_CYCLES");
+    long cycles = text != NULL ? strtol(text, NULL, 10) : 2000;
+    make("a");
+    kvl_ledger *owner = open_ledger("a", 1);
+    kvl_ledger *observer = open_ledger("a", 0);
+    int before = open_descriptors();
+    for (long i = 1; i <= cycles; i++) {
+        uint32_t slot = register_as(owner, "x", (uint64_t)i, 0);
+        CHECK_EQUAL(slot, 0);
+        CHECK_EQUAL(kvl_unregister(owner, slot), 0);
+        kvl_ledger *ledger = open_ledger("a", i % 2 == 0);
+        CHECK_EQUAL(kvl_is_owned(ledger, slot, (uint64_t)i), 0);
+        kvl_close(ledger);
+    }
+    CHECK_EQUAL(open_descriptors(), before);
+    struct kvl_slot slot;
+    CHECK_EQUAL(kvl_read_slot(observer, 0, &slot), 0);
+    note("%ld cycles", cycles);
 }
