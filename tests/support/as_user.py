@@ -17,6 +17,10 @@ import kvcached.control
 from kvcached import _native
 
 
+DRAWING = ("kvcached.control.curve_picture",)
+"""What only draws: its library wants to write into a home of its own."""
+
+
 def main() -> int:
     """Change the user, then run what was asked for."""
     user, kind, *arguments = sys.argv[1:]
@@ -38,8 +42,9 @@ def preload() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     importlib.import_module("engine")
     for module in pkgutil.walk_packages(kvcached.control.__path__, "kvcached.control."):
-        with contextlib.suppress(ImportError):  # an optional package is not here: nobody will import this one
-            importlib.import_module(module.name)
+        if module.name not in DRAWING:
+            with contextlib.suppress(ImportError):  # an optional package is not here: nobody will import this one
+                importlib.import_module(module.name)
     _native.layout()
     for name in ("json", "locale", "shutil", "textwrap"):
         importlib.import_module(name)
