@@ -16,7 +16,6 @@ from pathlib import Path
 import kvcached.control
 from kvcached import _native
 
-
 DRAWING = ("kvcached.control.curve_picture",)
 """What only draws: its library wants to write into a home of its own."""
 
