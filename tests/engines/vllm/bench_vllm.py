@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+import timeit
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ from vllm_serving import application, descendants, engine_environment, process_t
 
 from kvcached import _native
 from kvcached.ledger import LedgerDirectory
+from kvcached.policy import RetentionPolicy
 from kvcached.replicas import find_replicas
-from kvcached.values import Update
+from kvcached.subscription import Subscription
+from kvcached.values import UNLIMITED, Identity, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,6 +112,25 @@ def bench_eviction(attach: Callable[[Any], IdleBlocks], chunk: int) -> None:
         say(f"evict {blocks:,} idle blocks{', KV events on' if events else ''}", figures)
 
 
+def bench_step() -> None:
+    """Measure what an engine step pays while nothing was published and no request comes or goes."""
+    from kvcached.engines.vllm.governor import Governor  # noqa: PLC0415
+    from kvcached.engines.vllm.idle_blocks import IdleBlocks  # noqa: PLC0415
+    from kvcached.engines.vllm.prefix_cache import BlockPrefixCache  # noqa: PLC0415
+
+    idle = IdleBlocks(filled_pool(1000, events=False))
+    policy = RetentionPolicy(BlockPrefixCache(idle, [16]), UNLIMITED)
+    identity = Identity("bench", "vllm", "0", 0, 1, 1, UNLIMITED, 16)
+    with tempfile.TemporaryDirectory() as directory:
+        subscription = Subscription(identity, ["cpu-0"], directory)
+        subscription.start()
+        governor = Governor(subscription, policy, idle, publish_events=gc.collect, wake=gc.collect)
+        governor.on_step()
+        turns = [timeit.timeit(governor.on_step, number=20_000) / 20_000 for _ in range(ROUNDS)]
+        subscription.close()
+    say("an engine step with nothing to do for us", f"{min(turns) * 1e9:.0f} ns")
+
+
 def bench_pool() -> None:
     """Everything that needs no engine."""
     from kvcached.engines.vllm.idle_blocks import IdleBlocks  # noqa: PLC0415
@@ -118,6 +140,7 @@ def bench_pool() -> None:
     gc.freeze()  # as vLLM does once its engine is built
     bench_life(IdleBlocks)
     bench_eviction(IdleBlocks, CHUNK_BLOCKS)
+    bench_step()
 
 
 # A real engine ----------------------------------------------------------------------------------------------------
