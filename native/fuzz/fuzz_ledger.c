@@ -24,6 +24,8 @@ enum { MEMBERS = 2, MAX_PATCHES = 64 };
 
 static int directory = -1;
 static unsigned char pristine[KVL_FILE_BYTES];
+static unsigned char *image; /* the first file, mapped here as well */
+static kvl_ledger *kept[MEMBERS]; /* open over many inputs: what an engine or a caller has open already */
 static int files[MEMBERS];
 static const char *const names[MEMBERS] = {"a", "b"};
 
@@ -68,9 +70,8 @@ static void set_up(void)
             MUST(fcntl(files[i], F_OFD_SETLK, &lock) == 0);
         }
     }
-    if (unlink(path) == 0) {
-        abort();
-    }
+    image = mmap(NULL, KVL_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0);
+    MUST(image != MAP_FAILED);
 }
 
 struct input {
@@ -107,15 +108,19 @@ static size_t place(struct input *input)
     }
 }
 
-static void patch(unsigned char *image, struct input *input, uint32_t patches)
+/* Whether a patch touched what is checked at opening only. */
+static int patch(struct input *input, uint32_t patches)
 {
+    int stamp = 0;
     for (uint32_t i = 0; i < patches && input->left > 0; i++) {
         size_t at = place(input);
+        stamp |= at < offsetof(struct layout_header, published);
         size_t count = take(input, 1) % 33;
         for (size_t n = 0; n < count && at + n < KVL_FILE_BYTES && input->left > 0; n++) {
             image[at + n] = (unsigned char)take(input, 1);
         }
     }
+    return stamp;
 }
 
 static void check_slot(const struct kvl_slot *slot)
@@ -188,8 +193,10 @@ static void poll_members(kvl_ledger *const *ledgers)
 }
 
 /* Open; a refusal must come with a known reason and leave the file as it was. */
-static kvl_ledger *open_patched(int index, int writable, const unsigned char *image)
+static kvl_ledger *open_patched(int index, int writable)
 {
+    static unsigned char before[KVL_FILE_BYTES];
+    ssize_t size = pread(files[index], before, sizeof before, 0);
     kvl_ledger *ledger = NULL;
     struct kvl_file file;
     int code = kvl_open(directory, names[index], writable, &file, &ledger);
@@ -197,17 +204,15 @@ static kvl_ledger *open_patched(int index, int writable, const unsigned char *im
     MUST((ledger != NULL) == (code == 0));
     if (code != 0) {
         static unsigned char after[KVL_FILE_BYTES];
-        ssize_t size = pread(files[index], after, sizeof after, 0);
-        MUST(size >= 0 && memcmp(after, image, (size_t)size) == 0);
+        MUST(pread(files[index], after, sizeof after, 0) == size && memcmp(after, before, (size_t)size) == 0);
     }
     return ledger;
 }
 
-static void exercise(kvl_ledger **ledgers, uint32_t choice, struct input *input, unsigned char *image)
+static void exercise(kvl_ledger *const *ledgers, uint32_t choice, struct input *input)
 {
     if (choice & 1) { /* patched again under the mapping */
-        patch(image, input, take(input, 1) % 8);
-        MUST(pwrite(files[0], image, KVL_FILE_BYTES, 0) == KVL_FILE_BYTES);
+        (void)patch(input, take(input, 1) % 8);
     }
     if (choice & 2) { /* cut under the mapping */
         MUST(ftruncate(files[0], take(input, 2) % (KVL_FILE_BYTES + 1)) == 0);
@@ -230,35 +235,64 @@ static void exercise(kvl_ledger **ledgers, uint32_t choice, struct input *input,
 
 int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t count);
 
+/* A file that may be refused, or that is smaller than it should be. */
+static void with_opening(uint32_t choice, uint32_t size, struct input *input)
+{
+    if (size != KVL_FILE_BYTES) {
+        MUST(ftruncate(files[0], size) == 0);
+    }
+    kvl_ledger *ledgers[MEMBERS] = {open_patched(0, 1), NULL};
+    if (ledgers[0] != NULL) {
+        if (choice & 32) {
+            ledgers[1] = open_patched(1, 0);
+        }
+        exercise(ledgers, choice, input);
+    }
+    kvl_close(ledgers[0]);
+    kvl_close(ledgers[1]);
+}
+
+static void with_kept(uint32_t choice, struct input *input)
+{
+    for (int i = 0; i < MEMBERS; i++) {
+        if (kept[i] == NULL) {
+            kept[i] = open_patched(i, i == 0);
+            MUST(kept[i] != NULL);
+        }
+    }
+    exercise(kept, choice, input);
+    for (int i = 0; i < MEMBERS; i++) {
+        if (kvl_is_lost(kept[i])) {
+            kvl_close(kept[i]);
+            kept[i] = NULL;
+        }
+    }
+}
+
 int LLVMFuzzerTestOneInput(const unsigned char *bytes, size_t count)
 {
     if (directory < 0) {
         set_up();
     }
     struct input input = {bytes, count};
-    static unsigned char image[KVL_FILE_BYTES];
-    memcpy(image, pristine, sizeof image);
     uint32_t choice = take(&input, 1);
-    patch(image, &input, take(&input, 1) % 16);
+    int stamp = patch(&input, take(&input, 1) % 16);
     uint32_t size = KVL_FILE_BYTES;
     if (choice & 64) {
         size = take(&input, 2) % (KVL_FILE_BYTES + 2);
     }
-    MUST(pwrite(files[0], image, KVL_FILE_BYTES, 0) == KVL_FILE_BYTES);
-    if (size != KVL_FILE_BYTES) {
-        MUST(ftruncate(files[0], size) == 0);
-    }
-    kvl_ledger *ledgers[MEMBERS] = {open_patched(0, 1, image), NULL};
-    if (ledgers[0] != NULL) {
-        if (choice & 32) {
-            ledgers[1] = open_patched(1, 0, pristine);
+    if (stamp || size != KVL_FILE_BYTES || choice & 128) {
+        with_opening(choice, size, &input);
+        if (kept[0] != NULL) { /* it may have lost its pages */
+            kvl_close(kept[0]);
+            kept[0] = NULL;
         }
-        exercise(ledgers, choice, &input, image);
+    } else {
+        with_kept(choice, &input);
     }
     if (size != KVL_FILE_BYTES || choice & 2) {
         MUST(ftruncate(files[0], KVL_FILE_BYTES) == 0);
     }
-    kvl_close(ledgers[0]);
-    kvl_close(ledgers[1]);
+    memcpy(image, pristine, sizeof pristine);
     return 0;
 }

@@ -94,7 +94,7 @@ class Clock:
 def crash_everywhere(operation: str, ledger_dir: Path, number: int, check: Callable[[str], None]) -> int:
     """Let an operation crash at each of its calls, and ``check`` after each; how many there were."""
     command = [sys.executable, "-m", "crash.dying", operation, str(ledger_dir), str(int(number))]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     assert process.stdin is not None

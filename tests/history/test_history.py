@@ -40,7 +40,7 @@ class Stage:
         command += ["--record", str(record)]
         for name, value in options.items():
             command += [f"--{name}", str(value)]
-        environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+        environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=self.directory
         )

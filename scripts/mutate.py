@@ -1,0 +1,196 @@
+"""Mutation testing by hand-made rules: one token is changed at a time, and the tests that guard the file must fail.
+
+Works on a copy of the repository, never on the tree itself. Prints each survivor with its line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 240
+
+PYTHON_TESTS = {
+    "kvcached/ledger.py": ["tests/core/test_ledger.py", "tests/core/test_subscription.py", "tests/hazards"],
+    "kvcached/publication.py": ["tests/core/test_publication.py", "tests/history", "tests/crash"],
+    "kvcached/subscription.py": ["tests/core/test_subscription.py", "tests/hazards", "tests/history"],
+    "kvcached/policy.py": ["tests/core/test_policy.py"],
+}
+C_FILES = [f"native/{name}.c" for name in ("slot", "file", "bell", "audit", "guard")]
+
+PYTHON_RULES = [
+    (r"<=", "<"),
+    (r">=", ">"),
+    (r" < ", " <= "),
+    (r" > ", " >= "),
+    (r"==", "!="),
+    (r"!=", "=="),
+    (r" is not None", " is None"),
+    (r" and ", " or "),
+    (r" or ", " and "),
+    (r"\bnot ", ""),
+    (r" \+ 1\b", ""),
+    (r"\bTrue\b", "False"),
+    (r"\bFalse\b", "True"),
+    (r"\bcontinue\b", "break"),
+    (r"\bmax\(", "min("),
+]
+C_RULES = [
+    (r"<=", "<"),
+    (r">=", ">"),
+    (r" < ", " <= "),
+    (r" > ", " >= "),
+    (r"==", "!="),
+    (r"!=", "=="),
+    (r"&&", "||"),
+    (r"\|\|", "&&"),
+    (r" \+ 1\b", ""),
+    (r"F_RDLCK", "F_WRLCK"),
+    (r"F_WRLCK", "F_RDLCK"),
+    (r"\bINT_MAX\b", "1"),
+    (r"return 0;", "return 1;"),
+    (r"KVL_RAISED;", "KVL_LOST;"),
+    (r"O_NOFOLLOW \| ", ""),
+    (r"F_UNLCK\)", "F_RDLCK)"),
+    (r"break;", "continue;"),
+]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one line."""
+
+    path: str
+    line: int
+    before: str
+    after: str
+
+
+def mutants_of(path: str) -> list[Mutant]:
+    """Return every change that the rules allow in a file, but in comments, docstrings and messages."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    rules = C_RULES if path.endswith(".c") else PYTHON_RULES
+    skipped = skipped_lines(path, text)
+    found = []
+    for number, line in enumerate(text.splitlines()):
+        code = line.split("#")[0] if path.endswith(".py") else line.split("/*")[0]
+        if (
+            number in skipped
+            or not code.strip()
+            or code.lstrip().startswith(("*", "import", "from", "message", "_log"))
+        ):
+            continue
+        for pattern, replacement in rules:
+            for match in re.finditer(pattern, code):
+                if code[: match.start()].count('"') % 2 == 0:
+                    after = line[: match.start()] + replacement + line[match.end() :]
+                    found.append(Mutant(path, number, line, after))
+    return found
+
+
+def skipped_lines(path: str, text: str) -> set[int]:
+    """Return the lines of docstrings, and of C what the preprocessor or a comment owns."""
+    if path.endswith(".c"):
+        comment, skipped = False, set()
+        for number, line in enumerate(text.splitlines()):
+            comment = comment or line.lstrip().startswith("/*")
+            if comment or line.startswith("#"):
+                skipped.add(number)
+            if "*/" in line:
+                comment = False
+        return skipped
+    strings = [
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return {
+        number - 1
+        for node in strings
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        if (node.end_lineno or 0) > node.lineno or text.splitlines()[node.lineno - 1].lstrip().startswith('"""')
+    }
+
+
+def is_noticed(mutant: Mutant, copy: Path) -> bool:
+    """Apply a mutant to the copy, run what guards its file, and take it back."""
+    target = copy / mutant.path
+    original = target.read_text(encoding="utf-8")
+    lines = original.splitlines(keepends=True)
+    lines[mutant.line] = mutant.after + "\n"
+    target.write_text("".join(lines), encoding="utf-8")
+    try:
+        return not (c_tests_pass(copy) if mutant.path.endswith(".c") else python_tests_pass(copy, mutant.path))
+    finally:
+        target.write_text(original, encoding="utf-8")
+
+
+def c_tests_pass(copy: Path) -> bool:
+    """Build and run the C tests, crash points included."""
+    with tempfile.TemporaryDirectory() as directory:
+        sources = [str(path) for path in [*(copy / "native").glob("*.c"), *(copy / "native/tests").glob("*.c")]]
+        program = f"{directory}/tests"
+        build = ["gcc", "-O1", "-w", "-std=c11", "-pthread", "-DKVL_CRASH_POINTS", "-o", program, *sources]
+        if subprocess.run(build, check=False, capture_output=True).returncode != 0:
+            return False
+        os.mkdir(f"{directory}/files")
+        return runs([program, f"{directory}/files"], copy)
+
+
+def python_tests_pass(copy: Path, path: str) -> bool:
+    """Run the Python tests of a file."""
+    python = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *PYTHON_TESTS[path]]
+    return runs(python, copy)
+
+
+def runs(command: list[str], copy: Path) -> bool:
+    """Return whether a command succeeds in time; everything that it started is ended."""
+    environment = {**os.environ, "KVL_STRESS_MS": "60", "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        return process.wait(TIMEOUT_S) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+
+
+def main() -> int:
+    """Try all mutants, or a sample."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", default=[*PYTHON_TESTS, *C_FILES])
+    parser.add_argument("--sample", type=int, help="try so many of each file only")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory) / "copy"
+        shutil.copytree(
+            ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "build", "engines", "docs", ".hypothesis")
+        )
+        shutil.copytree(ROOT / "kvcached/engines", copy / "kvcached/engines")
+        for path in options.files:
+            mutants = mutants_of(path)
+            if options.sample and len(mutants) > options.sample:
+                mutants = random.Random(options.seed).sample(mutants, options.sample)  # noqa: S311
+            survivors = [mutant for mutant in mutants if not is_noticed(mutant, copy)]
+            print(f"mutate: {path}: {len(mutants)} mutants, {len(survivors)} survived", flush=True)
+            for mutant in survivors:
+                print(f"  {path}:{mutant.line + 1}: {mutant.before.strip()}  ->  {mutant.after.strip()}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
