@@ -42,7 +42,6 @@ OPTIONS = (
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "SGLANG_NCCL_SO_PATH": "/nonexistent.so",  # no NCCL on a CPU: the ranks talk over gloo
-    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
     "HF_HUB_OFFLINE": "1",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # asking for its health must not make the server serve
     "KVCACHED_INSTANCE_NAME": INSTANCE,
@@ -72,6 +71,12 @@ class Ran:
 def prompt(seed: int, length: int) -> list[int]:
     """Return ``length`` token ids that differ from seed to seed from the first id on."""
     return [4 + (seed * 7919 + position * 31 + seed * position) % 1000 for position in range(length)]
+
+
+def bind_ranks(options: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variable that binds each tensor-parallel rank to a core; it has to name one core per rank."""
+    ranks = int(options[options.index("--tp-size") + 1]) if "--tp-size" in options else 1
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))}
 
 
 def needs_old_release_shim() -> bool:
@@ -118,6 +123,7 @@ class Server:
         self.environ = {
             **os.environ,
             **ENVIRONMENT,
+            **bind_ranks(options),
             "PYTHONPATH": os.pathsep.join(path),
             "KVCACHED_LEDGER_DIR": str(self.ledger_dir),
             "KVCACHED_PROBES": ",".join(probes),

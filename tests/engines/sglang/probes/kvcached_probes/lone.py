@@ -6,7 +6,7 @@ from typing import Any
 
 from kvcached_probes.places import SCHEDULER, hook_after, ranks_of
 
-PERIOD = 50
+PERIOD = 7
 """Iterations between two evictions."""
 
 
