@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parents[1]
 
 PROMISED_S = 0.1
-PATIENCE_S = 2.0
+PATIENCE_S = 10.0
 """What others may take here, where more processes run than there are processors; what is promised is PROMISED_S."""
 
 
