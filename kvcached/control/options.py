@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 
 from kvcached.settings import SettingsError, check_instance_name
 
@@ -14,6 +13,8 @@ MAX_PORT = 65535
 
 MAX_PID = 2**22
 """The largest process id that Linux gives out."""
+
+_ENDLESS = float("inf")
 
 MAX_NOTE_BYTES = 55
 """How long a note may be: what a ledger's record of publications has room for."""
@@ -46,8 +47,8 @@ def seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = math.nan
-    if not (value >= 0 and math.isfinite(value)):
+        value = -1.0
+    if not 0 <= value < _ENDLESS:
         message = f"{text!r} is not a number of seconds"
         raise argparse.ArgumentTypeError(message)
     return value
@@ -66,7 +67,7 @@ def share(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = math.nan
+        value = -1.0
     if not 0 < value <= 1:
         message = f"{text!r} is not a share; give a number above 0 and up to 1, such as 0.9"
         raise argparse.ArgumentTypeError(message)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ANY = "*"
 """The pattern of ``--all``."""
 
-_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,63}")
+_PATTERN = r"[A-Za-z0-9._*?\[\]!-]{1,63}"  # compiled where it is needed, which most calls never come to
 _WILD = frozenset("*?[")
 
 
@@ -24,7 +24,7 @@ def check_name_or_pattern(text: str) -> str:
     """Return ``text`` if it can name instances, else raise :class:`SettingsError`."""
     if not is_pattern(text):
         return check_instance_name(text)
-    if _PATTERN.fullmatch(text) is None:
+    if re.fullmatch(_PATTERN, text) is None:
         message = f"pattern {text!r} is malformed; it takes 1 to 63 of A-Z a-z 0-9 . _ - and the wild cards * ? [...]"
         raise SettingsError(message)
     return text
