@@ -231,7 +231,7 @@ def _choose(seen: Advice, curve: Curve, goal: Goal, block_tokens: int) -> Advice
     low = limit_for(curve.limits, curve.values, wanted - PROMISE) or 0.0
     high = limit_for(curve.limits, curve.values, wanted + PROMISE)
     high = room if high is None else min(high, room)
-    span = (_blocks_up(low, block_tokens), max(advised, min(_blocks_up(high, block_tokens), room)))
+    span = (min(_blocks_up(low, block_tokens), advised), max(advised, min(_blocks_up(high, block_tokens), room)))
     return replace(seen, advised_limit_tokens=advised, advised_range=span)
 
 

@@ -1,0 +1,56 @@
+"""The advisor in the embedded engine: real processes, asked by the real command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from support.commands import Control, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+REQUESTS = 150
+
+
+@contextlib.contextmanager
+def rig(directory: Path, *arguments: str, **environment: str) -> Iterator[None]:
+    """Run an engine until the block ends."""
+    command = [sys.executable, "-m", "kvcached.rig", "--instance", "rig", "--ledger-dir", str(directory), *arguments]
+    with subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready rig ")
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_every_request_of_a_run_is_counted_by_one_rank(ledger_dir: Path, control: Control) -> None:
+    """After a run on two ranks there is one page, which has counted each request, and a curve that fits the engine."""
+    # Paced: of many equal prompts that begin at once, none can hit another, which the model does not know.
+    arguments = ("--tp", "2", "--requests", str(REQUESTS), "--seed", "5", "--speed", "3", "--linger", "3600")
+    with rig(ledger_dir, *arguments):
+        wait_for(lambda: control.json("advise")["replicas"][0]["requests"] == REQUESTS, "a full count")
+        (replica,) = control.json("advise", "--target", "0.5")["replicas"]
+        assert len(list(ledger_dir.glob("*.advice"))) == 1
+        assert abs(replica["model_error"]) < 0.03
+        assert replica["capacity_tokens"] == 262_144
+    assert list(ledger_dir.glob("*.advice")) == []
+
+
+def test_switched_off_advisor_leaves_no_page(ledger_dir: Path, control: Control) -> None:
+    """With ``KVCACHED_ADVISOR=0`` the engine serves as before, and ``advise`` says what is missing."""
+    arguments = ("--requests", "20", "--linger", "3600")
+    with rig(ledger_dir, *arguments, KVCACHED_ADVISOR="0"):
+        wait_for(lambda: control.replica("rig")["active_tokens"] == 0, "an idle engine")
+        result = control.run("advise")
+        assert result.returncode == 1
+        assert "KVCACHED_ADVISOR=0" in result.stderr
+        assert list(ledger_dir.glob("*.advice")) == []
