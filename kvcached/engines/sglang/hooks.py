@@ -16,7 +16,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from kvcached.engines.sglang import targets, unsupported
+from kvcached.engines.sglang import advisor_events, targets, unsupported
 from kvcached.engines.sglang.cache import RadixPrefixCache, UnsupportedCacheError
 from kvcached.engines.sglang.doorbell import fit_doorbell
 from kvcached.engines.sglang.identity import identify
@@ -64,6 +64,7 @@ class SchedulerHooks:
         self._took_place = False
         self._replica: ReplicaControl | None = None
         self._source: Source | None = None
+        self._advisor: advisor_events.SchedulerEvents | None = None
 
     def install(self) -> None:
         """Register all hooks; SGLang applies them right after. Call only if no target is missing."""
@@ -75,6 +76,7 @@ class SchedulerHooks:
             (targets.INIT_DISPATCHER, self.take_place, after),
             (targets.PROCESS_REQUESTS, self.end_iteration, after),
             (targets.RELEASE, self.release, after),
+            *advisor_events.hooks_of(lambda: self._advisor, after),
         ):
             registry.HookRegistry.register(target, hook, kind)
 
@@ -133,6 +135,10 @@ class SchedulerHooks:
         if placement.is_source:
             self._source = self._open_source(scheduler, placement, cache.block_tokens)
         self._replica = ReplicaControl(cache, pipeline_parallel=pipeline_parallel, source=self._source)
+        if self._source is not None:
+            self._advisor = advisor_events.open_advisor(
+                scheduler, cache, self._replica, self._source.place, self._settings
+            )
 
     @_guarded
     def start(self, startup: Startup) -> None:
@@ -151,13 +157,17 @@ class SchedulerHooks:
         """Do what is due once per scheduler iteration."""
         if self._replica is not None:
             self._replica.end_iteration()
+            if self._advisor is not None:
+                self._advisor.tick()
         elif not self._took_place:  # a scheduler with a dispatcher of its own making, which our hook is no part of
             self._took_place = True
             unsupported.refuse_or_warn(self._settings, "this scheduler never called init_request_dispatcher")
 
     @_guarded
-    def release(self, *_args: object, **_named: object) -> None:
+    def release(self, *args: object, **named: object) -> None:
         """Keep to the limit after a request released its tokens."""
+        if self._advisor is not None:
+            self._advisor.released(args, named)
         if self._replica is not None:
             self._replica.on_release()
 

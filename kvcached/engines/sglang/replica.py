@@ -20,6 +20,7 @@ from kvcached.values import UNLIMITED, Outcome, Update
 if TYPE_CHECKING:
     from kvcached.engines.sglang.cache import RadixPrefixCache
     from kvcached.engines.sglang.doorbell import Doorbell
+    from kvcached.registration import SlotPlace
     from kvcached.subscription import Subscription
 
 CHUNK_TOKENS = 8192
@@ -54,6 +55,10 @@ class Source:
         self._open = False
         self.next_refresh = 0.0
         """When the reported figures are due again, on the clock of ``time.monotonic``."""
+
+    def place(self) -> SlotPlace | None:
+        """Return where in the ledgers this replica stands now, if it does."""
+        return self._subscription.place()
 
     def collect(self) -> list[Startup | Update]:
         """Return what the replica has to be told now; nearly always nothing. Call once per iteration."""
@@ -104,6 +109,11 @@ class ReplicaControl:
         self._limited = False
         self._settled_idle_tokens = 0
         self._enforced_this_iteration = False
+
+    @property
+    def limit_tokens(self) -> int | None:
+        """The limit in force, in tokens, -1 for none; None before it began."""
+        return None if self._policy is None else self._policy.limit_tokens
 
     def start(self, startup: Startup) -> None:
         """Begin with the limit that the source rank read from its environment."""

@@ -9,6 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from kvcached.engines.vllm.advisor_events import open_advisor
 from kvcached.engines.vllm.devices import member_ids
 from kvcached.engines.vllm.governor import Governor
 from kvcached.engines.vllm.idle_blocks import IdleBlocks
@@ -60,11 +61,13 @@ def bind(targets: Targets, engine: Any, settings: Settings) -> Governor | Inproc
     if hasattr(engine, "input_queue"):
         wake = functools.partial(engine.input_queue.put_nowait, targets.wakeup)
         subscription = _subscribe(identity, members, settings, wake)
-        governor = Governor(subscription, policy, idle, publish_events=publish, wake=wake)
+        advisor = open_advisor(engine.scheduler, cache, policy, subscription, settings.ledger_dir)
+        governor = Governor(subscription, policy, idle, publish_events=publish, wake=wake, advisor=advisor)
     else:
         governor = InprocGovernor(engine)
         subscription = _subscribe(identity, members, settings, governor.on_publication)
-        governor.serve(Governor(subscription, policy, idle, publish_events=publish, wake=_nothing))
+        advisor = open_advisor(engine.scheduler, cache, policy, subscription, settings.ledger_dir)
+        governor.serve(Governor(subscription, policy, idle, publish_events=publish, wake=_nothing, advisor=advisor))
     engine.__dict__[SUBSCRIPTION_ATTRIBUTE] = subscription
     _log.info(
         "instance %s, replica %d: at most %d idle prefix-cache tokens of %d are kept; members %s",

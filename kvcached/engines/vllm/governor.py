@@ -32,6 +32,16 @@ class Subscription(Protocol):
         """Give the slot back."""
 
 
+class Advisor(Protocol):
+    """The part of the advisor that goes with the engine's steps."""
+
+    def tick(self, *, idle: bool = False) -> None:
+        """Do what is due after a step; ``idle`` says that there is no work."""
+
+    def close(self) -> None:
+        """Tell the outside nothing more."""
+
+
 class Governor:
     """Keeps one block pool at its limit. All methods run on the engine's own thread."""
 
@@ -43,6 +53,7 @@ class Governor:
         *,
         publish_events: Callable[[], None],
         wake: Callable[[], None],
+        advisor: Advisor | None = None,
     ) -> None:
         """Govern ``idle`` by ``policy``.
 
@@ -54,6 +65,7 @@ class Governor:
         self._idle = idle
         self._publish_events = publish_events
         self._wake = wake
+        self._advisor = advisor
         self._idle_blocks = 0
         self._acknowledged: Report | None = None
 
@@ -68,17 +80,23 @@ class Governor:
             self._acknowledge()
         else:
             self._subscription.refresh(self._policy.report)
+        if self._advisor is not None:
+            self._advisor.tick()
 
     def on_idle(self) -> None:
         """Do the same for an engine that has no work, and let the world know at once: nothing else will."""
         self._advance()
         self._acknowledge()
         self._publish_events()
+        if self._advisor is not None:
+            self._advisor.tick(idle=True)
         if self._policy.draining:
             self._wake()
 
     def on_shutdown(self) -> None:
         """Give the ledger slot back, as the engine core is shut down."""
+        if self._advisor is not None:
+            self._advisor.close()
         self._subscription.close()
 
     def _advance(self) -> bool:
