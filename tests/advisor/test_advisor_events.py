@@ -211,7 +211,7 @@ class Sglang:
         self.events.prepared(SimpleNamespace(reqs=requests))
 
     def release(self, request: SglangRequest, **named: Any) -> None:  # noqa: ANN401
-        self.events.released((None, request, None), named)
+        self.events.released(request, named)
 
 
 def test_sglang_chunks_of_a_prompt_count_once() -> None:

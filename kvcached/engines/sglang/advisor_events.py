@@ -20,7 +20,7 @@ from kvcached.settings import is_advisor_wanted
 from kvcached.values import UNLIMITED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from kvcached.engines.sglang.cache import RadixPrefixCache
     from kvcached.engines.sglang.replica import ReplicaControl
@@ -76,9 +76,9 @@ class SchedulerEvents:
         """Note that the requests of ``batch`` are about to be prefilled, each for the first time or not."""
         self._observer.watch(self._admit_new, batch)
 
-    def released(self, args: Sequence[Any], named: dict[str, Any]) -> None:
-        """Note that a request gave its tokens back; what the hook was called with tells which, and whether all stay."""
-        self._observer.watch(self._release, args[1], named)
+    def released(self, request: Any, named: dict[str, Any]) -> None:  # noqa: ANN401 - SGLang's Req
+        """Note that ``request`` gave its tokens back; ``named`` are the other arguments of the release."""
+        self._observer.watch(self._release, request, named)
 
     def flushed(self, done: object) -> None:
         """Note that the cache was flushed, if it was."""

@@ -166,10 +166,10 @@ class SchedulerHooks:
     @_guarded
     def release(self, *args: object, **named: object) -> None:
         """Keep to the limit after a request released its tokens."""
-        if self._advisor is not None:
-            self._advisor.released(args, named)
         if self._replica is not None:
             self._replica.on_release()
+        if self._advisor is not None and len(args) > 1:  # what the release returned, and the request
+            self._advisor.released(args[1], named)
 
     def _open_source(self, scheduler: Any, placement: Placement, block_tokens: int) -> Source:  # noqa: ANN401
         """Register this replica with the ledgers of its GPUs."""
