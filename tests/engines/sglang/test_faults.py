@@ -35,11 +35,11 @@ def test_a_failing_eviction_leaves_limit_and_server_standing(serve: Serve, plain
     say(f"eviction calls per rank: {before}, after 2 s idle {calls(server)}")
     assert calls(server) == before == [1, 1]
     assert server.generate(prompt(1, 400)).cached_tokens == 399
-    assert calls(server) == [2, 2]
+    wait_until(lambda: calls(server) == [2, 2], 30, "each rank tries again at the release")
     assert server.log().count("InjectedError: injected by a test") == 2, "said once on each rank"
     fault.unlink()
     server.generate(prompt(2, 100))
-    wait_until(lambda: server.status()[0]["outcome"] == "applied", 5, "the next release evicts")
+    wait_until(lambda: server.status()[0]["outcome"] == "applied", 30, "the next release evicts")
     replica = server.status()[0]
     assert (replica["idle_tokens"], replica["applied"]["limit_tokens"]) == (0, 0)
     assert server.generate(prompt(1, 400)).cached_tokens == 0

@@ -40,7 +40,7 @@ def settle(server: Server) -> None:
         return bool(replica["idle_tokens"] == replica["active_tokens"] == 0)
 
     time.sleep(2 * REPORT_PERIOD_S)  # until the last request is in the reports
-    wait_until(settled, 10, "the device tier is empty")
+    wait_until(settled, 30, "the device tier is empty")
 
 
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])

@@ -82,6 +82,6 @@ def test_a_second_server_of_the_same_name_waits_for_it(serve: Serve, plain_model
     assert len(first.status()) == 1
     first.stop()
     second.ledger_dir = first.ledger_dir
-    wait_until(lambda: second.publish(-1).accepted, 10, "the second server takes the name over")
+    wait_until(lambda: second.publish(-1).accepted, 30, "the second server takes the name over")
     second.apply_limit(0)
     assert second.generate(prompt(1, 300)).cached_tokens == 0
