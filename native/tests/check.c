@@ -29,6 +29,20 @@ static int test_count;
 
 int here = -1;
 
+#ifdef KVL_COVERAGE
+extern void __gcov_dump(void);
+#endif
+
+/* End a process of the tests without what its parent left to be done at exit. */
+_Noreturn static void leave(int status)
+{
+    fflush(stdout);
+#ifdef KVL_COVERAGE
+    __gcov_dump();
+#endif
+    _exit(status);
+}
+
 void add_test(const char *name, const char *sentence, test_function function)
 {
     if (test_count == MAX_TESTS) {
@@ -47,8 +61,7 @@ void fail_at(const char *file, int line, const char *format, ...)
     vprintf(format, arguments);
     printf("\n");
     va_end(arguments);
-    fflush(stdout);
-    _exit(1);
+    leave(1);
 }
 
 void note(const char *format, ...)
@@ -139,8 +152,7 @@ pid_t start(void (*function)(void *), void *argument)
     CHECK(child >= 0);
     if (child == 0) {
         function(argument);
-        fflush(stdout);
-        _exit(0);
+        leave(0);
     }
     return child;
 }
@@ -180,8 +192,7 @@ static int run(int root, int index)
         alarm(TIME_LIMIT_S);
         here = openat(root, tests[index].name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         tests[index].function();
-        fflush(stdout);
-        _exit(0);
+        leave(0);
     }
     int status = 0;
     waitpid(child, &status, 0);
