@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,9 @@ def run_at(limit: int, model: Path, directory: Path) -> tuple[dict[str, Any], st
 def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """Serve the workload at each limit."""
     directory = tmp_path_factory.mktemp("advised")
-    return {limit: run_at(limit, model, directory)[0] for limit in LIMITS}
+    with ThreadPoolExecutor(len(LIMITS)) as pool:
+        found = pool.map(lambda limit: run_at(limit, model, directory)[0], LIMITS)
+        return dict(zip(LIMITS, found, strict=True))
 
 
 def test_each_run_predicts_the_others(runs: dict[int, dict[str, Any]]) -> None:
