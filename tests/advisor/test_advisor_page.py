@@ -232,3 +232,11 @@ def test_readers_never_see_two_pages_mixed(ledger_dir: Path, directory: LedgerDi
     writer.join()
     assert writer.exitcode == 0
     assert len(seen) > 1
+
+
+def test_what_a_killed_writer_left_is_swept(ledger_dir: Path) -> None:
+    """A half-made page under its temporary name goes at the next registration."""
+    (ledger_dir / ".cpu-0.3.advice.0123456789abcdef.new").write_bytes(b"half")
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        directory.sweep()
+    assert list(ledger_dir.iterdir()) == []
