@@ -457,7 +457,7 @@ class Storm:
         try:
             while time.monotonic() - started < self.options.minutes * 60 and self.total() < self.options.kills:
                 self.tend_rig()
-                self.storm(KILLS_PER_STORM)
+                self.storm(min(KILLS_PER_STORM, self.options.kills - self.total()))
                 self.check_rest()
                 self.save(time.monotonic() - started)
                 if time.monotonic() - spoken > SPEAK_S:
