@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 from vllm_models import HYBRID, write_config
@@ -57,6 +58,7 @@ def test_both_data_parallel_replicas_change_and_no_batch_is_started(model: Path,
         before = wait_until(lambda: settled(server.instance, tmp_path / "ledger"), 10.0)
         assert [replica["replica"] for replica in before] == [0, 1]
         assert all(replica["idle_tokens"] >= PROMPT_TOKENS for replica in before), before
+        time.sleep(1.0)  # the checkers write after the slots were acknowledged
         steps = pool_counts(tmp_path, "steps")
         server.set(0)
         after = replicas(server.instance, tmp_path / "ledger")
