@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ def advice(ledger_dir: Path, *options: str) -> dict[str, Any]:
     return dict(replica)
 
 
-def run_at(limit: int, model: Path, directory: Path) -> tuple[dict[str, Any], str]:
-    """Serve the workload at a limit; return what the advisor says then, and the engine's log."""
+def run_at(limit: int, model: Path, directory: Path) -> dict[str, Any]:
+    """Serve the workload at a limit; return what the advisor says then, and how often the engine preempted."""
     ledger_dir = directory / f"ledger-{limit}"
     ledger_dir.mkdir(mode=0o700)
     environment = engine_environment(ledger_dir, "advised", KVCACHED_MAX_CACHED_TOKENS=str(limit))
@@ -38,7 +39,9 @@ def run_at(limit: int, model: Path, directory: Path) -> tuple[dict[str, Any], st
     with application(model, log, environment, program="advised.py", one_process=True, **options):
         found = wait_until(lambda: advice(ledger_dir, "--window", "long"), 30)
     print(limit, {key: found[key] for key in found if key != "curve"}, flush=True)
-    return found, log.read_text(errors="replace")
+    found["preemptions"] = int(re.findall(r"^preemptions (\d+)$", log.read_text(errors="replace"), re.MULTILINE)[-1])
+    print(limit, found["preemptions"], "preemptions", flush=True)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dic
     """Serve the workload at each limit."""
     directory = tmp_path_factory.mktemp("advised")
     with ThreadPoolExecutor(len(LIMITS)) as pool:
-        found = pool.map(lambda limit: run_at(limit, model, directory)[0], LIMITS)
+        found = pool.map(lambda limit: run_at(limit, model, directory), LIMITS)
         return dict(zip(LIMITS, found, strict=True))
 
 
@@ -65,6 +68,7 @@ def test_each_run_predicts_the_others(runs: dict[int, dict[str, Any]]) -> None:
 def test_every_request_is_counted_once(runs: dict[int, dict[str, Any]]) -> None:
     """All runs count the same requests: aborted and preempted ones once, those without look-up not at all."""
     assert len({found["requests"] for found in runs.values()}) == 1
+    assert all(found["preemptions"] > 0 for found in runs.values())
 
 
 def test_advisor_works_without_trouble(runs: dict[int, dict[str, Any]]) -> None:
