@@ -26,7 +26,7 @@ CLIENTS = 8
 TURNS = 40
 LONGEST = 1100
 HEADS = (128, 320, 640)
-BURST = 14
+BURST = 22
 OPTIONS = (
     *("--tp-size", "2", "--max-total-tokens", "16384", "--chunked-prefill-size", "512"),
     *("--schedule-conservativeness", "0.1"),
@@ -82,7 +82,7 @@ def serve_workload(server: Server) -> None:
     for client in clients:
         client.start()
     time.sleep(1)
-    server.generate_all([prompt(9000 + number, 500) for number in range(BURST)], tokens=700)
+    server.generate_all([prompt(9000 + number, 500) for number in range(BURST)], tokens=250)
     for client in clients:
         client.join()
     assert not [client.error for client in clients if client.error is not None]

@@ -28,7 +28,7 @@ PROMPTS = 32
 HEAD_TOKENS = 512
 TAIL_TOKENS = 256
 ANSWER_TOKENS = 24
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = 32
 AIM = 0.99
 
 _FOLLOWED = ("schedule", "_free_request_blocks", "reset_prefix_cache")
