@@ -68,7 +68,7 @@ class Client:
                 turns += 1
                 if turns % BURST_EVERY == 0:
                     for _ in range(BURST):
-                        self._send(None, self._tokens(400), 330)
+                        self._send(None, self._tokens(400), 600)
             self._step()
 
     def _ask(self) -> None:
