@@ -36,7 +36,7 @@ def test_two_tensor_parallel_workers_are_two_members_of_one_replica(model: Path,
     )
     with serving(model, tmp_path, environment, "--tensor-parallel-size", "2") as server:
         server.cached_tokens(prompt(1))
-        started = wait_until(lambda: (replica := server.replica())["active_tokens"] == 0 and replica, 10.0)
+        started = wait_until(lambda: settled(server.instance, tmp_path / "ledger"), 10.0)[0]
         assert (started["outcome"], started["idle_tokens"]) == ("startup", 96)
         assert [member["gpu"] for member in started["members"]] == ["cpu-0", "cpu-1"]
         assert (started["tp_size"], started["startup_limit_tokens"]) == (2, 100)
@@ -118,9 +118,9 @@ def test_a_token_of_a_hybrid_model_is_a_share_of_its_pool(tmp_path: Path) -> Non
 
 
 def settled(instance: str, ledger_dir: Path) -> list[dict[str, Any]]:
-    """Return the replicas once none of them has active tokens, else nothing."""
+    """Return the replicas once all of them have idle and no active tokens, else nothing."""
     found = replicas(instance, ledger_dir)
-    return found if all(replica["active_tokens"] == 0 for replica in found) else []
+    return found if all(replica["idle_tokens"] and not replica["active_tokens"] for replica in found) else []
 
 
 def pool_reports(directory: Path) -> list[dict[str, Any]]:

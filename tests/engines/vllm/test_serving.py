@@ -115,8 +115,7 @@ def test_the_slot_tells_idle_active_and_capacity_tokens(server: Server, prompts:
     assert before["capacity_tokens"] == (BLOCKS - 1) * BLOCK_TOKENS
     server.set(-1)
     server.cached_tokens(prompts[0])
-    cached = wait_until(lambda: (replica := server.replica())["active_tokens"] == 0 and replica, 10.0)
-    assert cached["idle_tokens"] == PROMPT_TOKENS
+    wait_until(lambda: server.idle_tokens() == PROMPT_TOKENS and server.replica()["active_tokens"] == 0, 10.0)
     server.set(0)
     after = server.replica()
     assert after["idle_tokens"] == after["active_tokens"] == after["eviction_errors"] == 0
