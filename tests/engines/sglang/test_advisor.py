@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from conftest import Say, Serve
 
+pytestmark = pytest.mark.long
+
 LIMITS = (0, 1200, 3500, 8000)
 WITHIN = 0.03
 CLIENTS = 8

@@ -16,6 +16,8 @@ from kvcached.advisor.curve import value_at
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.long
+
 LIMITS = (0, 1500, 4000, 9000)
 POOL_BLOCKS = 700
 WITHIN = 0.03
