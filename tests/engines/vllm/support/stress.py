@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from pathlib import Path
 
 from vllm import LLM, SamplingParams
@@ -50,6 +51,7 @@ def main() -> None:
         rounds.append([list(result.outputs[0].token_ids) for result in results])
     Path(outputs).write_text(json.dumps(rounds))
     print("done", flush=True)
+    time.sleep(2.0)  # the pool checker writes what it saw when the engine core idles
 
 
 if __name__ == "__main__":
