@@ -40,8 +40,9 @@ WRITING = (
 class Countdown:
     """The library, with a signal to this process before one of the calls that write, lock or open."""
 
-    def __init__(self, lib: object, calls: int, number: int) -> None:
+    def __init__(self, lib: object, calls: int, number: int, told: int) -> None:
         self._lib = lib
+        self._told = told
         self._left = calls
         self._number = number
 
@@ -49,7 +50,7 @@ class Countdown:
         if name.removeprefix("kvl_") in WRITING:
             self._left -= 1
             if self._left == 0:
-                os.write(1, f"crashed {name}\n".encode())
+                os.write(self._told, name.encode())
                 os.kill(os.getpid(), self._number)
         return getattr(self._lib, name)
 
@@ -77,9 +78,10 @@ def main() -> None:
     library = _native._load()
     lib = library.lib
     for calls in range(1, 1000):
+        read_end, told = os.pipe()
         child = os.fork()
         if child == 0:
-            library.lib = Countdown(lib, calls, number)
+            library.lib = Countdown(lib, calls, number, told)
             operation(ledger_dir)
             os._exit(0)
         _, status = os.waitpid(child, os.WUNTRACED)
@@ -87,6 +89,10 @@ def main() -> None:
             assert os.WEXITSTATUS(status) == 0
             print("finished", flush=True)
             return
+        # Only now that it is dead or stopped for sure: whoever reads this line looks at what it left behind.
+        print("crashed", os.read(read_end, 64).decode(), flush=True)
+        os.close(read_end)
+        os.close(told)
         sys.stdin.readline()
         if os.WIFSTOPPED(status):
             os.kill(child, signal.SIGKILL)
