@@ -87,7 +87,7 @@ class Terminal:
 
 def save(name: str, shown: str) -> None:
     """Write a capture as text and as a picture."""
-    shown = shown.replace(str(ROOT), "/home/user"[: len(str(ROOT))])  # where this checkout lies is nobody's business
+    shown = shown.replace(str(ROOT), "/home/user")  # where this checkout lies is nobody's business
     text = Text.from_ansi(shown)
     plain = "\n".join(line.rstrip() for line in text.plain.splitlines()).strip("\n") + "\n"
     TERMINAL.mkdir(parents=True, exist_ok=True)
