@@ -189,7 +189,9 @@ class Subscription:
 
     def _reject_invalid(self, update: Update) -> None:
         """Settle a word that makes no sense, which only a broken or hostile publisher writes."""
-        _log.warning("revision %d has the limit %d, which means nothing: not applied", *_pair(update))
+        _log.warning(
+            "revision %d has the limit %d, which means nothing: not applied", update.revision, update.limit_tokens
+        )
         self._rejected = update
         self._settled_revision = update.revision
         if self._report is not None:
@@ -291,7 +293,3 @@ def _as_invalid(report: Report, update: Update) -> Report:
         outcome=Outcome.REJECTED_INVALID,
         reason=f"revision {update.revision} carries the limit {update.limit_tokens}, which means nothing",
     )
-
-
-def _pair(update: Update) -> tuple[int, int]:
-    return update.revision, update.limit_tokens

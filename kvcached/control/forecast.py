@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from kvcached.elsewhere import elsewhere
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
-from kvcached.publication import advice
-from kvcached.replicas import find_conflict, find_replicas
+from kvcached.publication import Obstacle, advice, look_up
 from kvcached.values import Outcome
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -74,27 +73,19 @@ def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, if_revision
     try:
         # Opened for writing, because that is what the publication would need; nothing is written.
         with LedgerDirectory(ledger_dir, writable=True) as directory:
-            replicas = find_replicas(directory.open_all(), instance_name)
-            refused = tuple(f"{refusal.path}: {refusal.reason}" for refusal in directory.refusals)
+            found = look_up(directory, instance_name, if_revision)
     except LedgerDirectoryError as error:
         return _with(nothing, warnings=(f"{error}{elsewhere(ledger_dir)}",))
-    if not replicas:
-        missing = f"no live instance {instance_name!r} in {ledger_dir}{elsewhere(ledger_dir)}"
-        return _with(nothing, warnings=(missing, *refused))
-    conflict = find_conflict(replicas)
-    if conflict is not None:
-        return _with(nothing, warnings=(conflict,))
-    newest = max(member.slot.desired.revision for replica in replicas for member in replica.members)
-    if if_revision is not None and newest != if_revision:
-        warning = f"the instance's highest revision is {newest}, not {if_revision}"
-        return _with(nothing, status="superseded", warnings=(warning,))
+    if isinstance(found, Obstacle):
+        return _with(nothing, status=found.status, warnings=found.warnings)
+    replicas = found.replicas
     return Forecast(
         "partial" if any(replica.missing for replica in replicas) else "accepted",
         instance_name,
         limit_tokens,
-        newest + 1,
+        found.newest + 1,
         tuple(_forecast_replica(replica, limit_tokens) for replica in replicas),
-        (*advice(replicas, limit_tokens), *refused),
+        (*advice(replicas, limit_tokens), *found.refused),
     )
 
 
