@@ -67,7 +67,6 @@ class Governor:
         self._wake = wake
         self._advisor = advisor
         self._idle_blocks = 0
-        self._acknowledged: Report | None = None
 
     @property
     def draining(self) -> bool:
@@ -77,7 +76,7 @@ class Governor:
     def on_step(self) -> None:
         """Take an update over, keep to the limit after releases, go on with a drop. Call after every engine step."""
         if self._advance():
-            self._acknowledge()
+            self._subscription.acknowledge(self._policy.report())
         else:
             self._subscription.refresh(self._policy.report)
         if self._advisor is not None:
@@ -86,7 +85,7 @@ class Governor:
     def on_idle(self) -> None:
         """Do the same for an engine that has no work, and let the world know at once: nothing else will."""
         self._advance()
-        self._acknowledge()
+        self._subscription.acknowledge(self._policy.report())
         self._publish_events()
         if self._advisor is not None:
             self._advisor.tick(idle=True)
@@ -112,10 +111,3 @@ class Governor:
             policy.on_step()
         self._idle_blocks = self._idle.count
         return update is not None or was_draining is not policy.draining
-
-    def _acknowledge(self) -> None:
-        """Write the figures into the ledger unless they already stand there."""
-        report = self._policy.report()
-        if report != self._acknowledged:
-            self._acknowledged = report
-            self._subscription.acknowledge(report)
