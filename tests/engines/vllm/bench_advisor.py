@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from vllm_models import CONTEXT, PLAIN, VOCABULARY, write_config
 
-ROUNDS = 16
+ROUNDS = 200
 PROMPTS = 32
 HEAD_TOKENS = 512
 TAIL_TOKENS = 256

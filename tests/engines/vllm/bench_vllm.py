@@ -7,18 +7,21 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import multiprocessing
 import os
+import queue
 import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import timeit
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_models import PLAIN, write_config
-from vllm_serving import application, descendants, engine_environment, process_title, with_plugin
+from vllm_serving import application, descendants, engine_environment, process_title, set_limit, with_plugin
 
 from kvcached import _native
 from kvcached.ledger import LedgerDirectory
@@ -29,6 +32,7 @@ from kvcached.values import UNLIMITED, Identity, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
 
     from vllm_serving import Application
 
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 ROUNDS = 9
 PUBLICATIONS = 1000
 IDLE_S = 10.0
+SERVING_PAIRS = 120
+SERVING_LIMIT = 4000
 
 
 def say(what: str, value: str) -> None:
@@ -169,6 +175,50 @@ def publish_raw(ledger_dir: Path, gaps_s: Callable[[], float]) -> dict[int, int]
     return began
 
 
+def hear(ledger_dir: str, results: Connection) -> None:
+    """Stand for an engine with nothing in it: one thread hears the doorbell, another waits for it at a queue."""
+    heard: queue.Queue[int] = queue.Queue()  # the kind that vLLM waits at
+    with LedgerDirectory(ledger_dir, writable=False) as directory:
+        handle = directory.open("cpu-0").handle
+        first = handle.bell(_native.PUBLISHED)
+
+        def listen() -> None:
+            seen = first
+            while seen < first + PUBLICATIONS:
+                handle.wait(_native.PUBLISHED, seen, time.monotonic() + 1)
+                if handle.bell(_native.PUBLISHED) != seen:
+                    seen = handle.bell(_native.PUBLISHED)
+                    heard.put(seen - first)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        results.send(None)
+        done = {}
+        while (number := heard.get()) < PUBLICATIONS:
+            done[number] = time.monotonic_ns()
+        thread.join()
+    results.send(done)
+
+
+def bench_wakes() -> list[float]:
+    """Measure two bare wakes, process to thread to thread: no idle engine with a watcher can be reached faster."""
+    draw, began = random.Random(1), {}
+    ours, theirs = multiprocessing.Pipe()
+    with tempfile.TemporaryDirectory() as name, LedgerDirectory(name, writable=True) as directory:
+        directory.create("cpu-0")
+        handle = directory.open("cpu-0").handle
+        listener = multiprocessing.get_context("fork").Process(target=hear, args=(name, theirs))
+        listener.start()
+        ours.recv()
+        for number in range(1, PUBLICATIONS + 1):
+            time.sleep(draw.uniform(0.050, 0.060))
+            began[number] = time.monotonic_ns()
+            handle.ring(_native.PUBLISHED)
+        done = ours.recv()
+        listener.join()
+    return sorted((done[each] - began[each]) / 1000 for each in done)
+
+
 def prefer(pid: int) -> None:
     """Let all threads of a process run before everything else on the machine (needs root)."""
     for task in Path(f"/proc/{pid}/task").iterdir():
@@ -177,7 +227,7 @@ def prefer(pid: int) -> None:
 
 def bench_latency(*, realtime: bool = False) -> None:
     """Measure from before the compare-and-swap of a publisher to the end of the engine's turn; the engine idles."""
-    draw = random.Random(1)
+    draw, evicted_us = random.Random(1), 0.0
     print("seed 1")
     with scratch() as (directory, model):
         ledger_dir, report = directory / "ledger", directory / "clock.json"
@@ -198,6 +248,13 @@ def bench_latency(*, realtime: bool = False) -> None:
                     cuts = [taken[int(len(taken) * share)] for share in (0.5, 0.9, 0.99)]
                     figures = f"p50 {cuts[0]:.0f}, p90 {cuts[1]:.0f}, p99 {cuts[2]:.0f}, max {taken[-1]:.0f} us"
                     say(f"publication -> {stage}, engine idle, {name} ({len(taken)})", figures)
+                    if stage == "evicted":
+                        evicted_us = cuts[0]
+    bare = bench_wakes()
+    cuts = [bare[int(len(bare) * share)] for share in (0.5, 0.9, 0.99)]
+    figures = f"p50 {cuts[0]:.0f}, p90 {cuts[1]:.0f}, p99 {cuts[2]:.0f}, max {bare[-1]:.0f} us"
+    say(f"two bare wakes, process to thread to thread, 50 to 60 ms apart ({len(bare)})", figures)
+    say("publication -> evicted / two bare wakes, medians", f"{evicted_us / cuts[0]:.2f}")
 
 
 def core_pid(running: Application) -> int:
@@ -212,31 +269,52 @@ def core_cpu_s(running: Application) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def bench_serving(pairs: int = 3) -> None:
-    """Compare tokens per second and the CPU of an idle engine core, with the plugin and without, in turns."""
-    speeds: dict[str, list[int]] = {"": [], "1": []}
-    idle: dict[str, list[float]] = {"": [], "1": []}
-    with scratch() as (directory, model):
-        for turn in range(pairs):
-            for disabled in ("", "1") if turn % 2 else ("1", ""):
-                environment = engine_environment(
-                    directory / "ledger",
-                    "bench",
-                    KVCACHED_DISABLE=disabled,
-                    KVCACHED_MAX_CACHED_TOKENS="4000",
+def bench_serving() -> None:
+    """Compare tokens per second and the CPU of an idle engine core, with the plugin and without.
+
+    Both engines stay, and work in turns on the same batches, so that a busy machine slows both alike. Hits are equal
+    on both sides, or it would be they that are compared: prompts with shared prefixes are served without a limit, and
+    prompts that share nothing under a limit that always evicts.
+    """
+    with scratch() as (directory, model), contextlib.ExitStack() as stack:
+        stock, ours = (
+            stack.enter_context(
+                application(
+                    model,
+                    directory / f"log-{disabled}",
+                    engine_environment(directory / "ledger", "bench", KVCACHED_DISABLE=disabled),
+                    program="throughput.py",
                 )
-                with application(model, directory / "log", environment, program="throughput.py") as running:
-                    running.cached_tokens(0)
-                    speeds[disabled] += [running.cached_tokens(seed) for seed in range(1, 6)]
-                    time.sleep(1.0)
-                    before = core_cpu_s(running)
-                    time.sleep(IDLE_S)
-                    idle[disabled].append((core_cpu_s(running) - before) / IDLE_S * 100)
-    with_plugin_on, without = statistics.median(speeds[""]), statistics.median(speeds["1"])
-    ratio = with_plugin_on / without
-    say("tokens per second without -> with", f"{without:.0f} -> {with_plugin_on:.0f}, ratio {ratio:.3f}")
-    cpu = f"{statistics.median(idle['1']):.2f} % -> {statistics.median(idle['']):.2f} %"
-    say(f"CPU of the idle engine core over {IDLE_S:.0f} s, without -> with", cpu)
+            )
+            for disabled in ("1", "")
+        )
+        for running in (stock, ours):
+            running.cached_tokens(1)
+        compare_serving("prompts with shared prefixes, no limit", stock, ours, sign=1)
+        set_limit(SERVING_LIMIT, "bench", directory / "ledger")
+        compare_serving(f"prompts without, limit {SERVING_LIMIT:,}", stock, ours, sign=-1)
+        set_limit(-1, "bench", directory / "ledger")
+        before = [core_cpu_s(running) for running in (stock, ours)]
+        time.sleep(IDLE_S)
+        shares = [(core_cpu_s(r) - cpu_s) / IDLE_S for r, cpu_s in zip((stock, ours), before, strict=True)]
+    say(f"CPU of the idle engine core over {IDLE_S:.0f} s, without -> with", "{:.2%} -> {:.2%}".format(*shares))
+
+
+def compare_serving(what: str, stock: Application, ours: Application, *, sign: int) -> None:
+    """Serve the same batches in turns and compare the tokens per second of each pair."""
+    pairs = []
+    for seed in range(2, 2 + SERVING_PAIRS):
+        if seed % 2:
+            stock_speed, our_speed = stock.cached_tokens(sign * seed), ours.cached_tokens(sign * seed)
+        else:
+            our_speed, stock_speed = ours.cached_tokens(sign * seed), stock.cached_tokens(sign * seed)
+        pairs.append((stock_speed, our_speed))
+    ratios = sorted(ours / stock for stock, ours in pairs)
+    medians = [statistics.median(side) for side in zip(*pairs, strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4)
+    figures = f"{medians[0]:.0f} -> {medians[1]:.0f}, median ratio {quartiles[1]:.3f}"
+    figures += f" (half of {len(pairs)} pairs: {quartiles[0]:.3f} to {quartiles[2]:.3f})"
+    say(f"tokens per second, {what}, without -> with", figures)
 
 
 BENCHES: dict[str, Callable[[], None]] = {
