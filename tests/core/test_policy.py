@@ -136,7 +136,17 @@ def test_repeated_and_older_updates_are_ignored() -> None:
         policy.update(stale)
         policy.reject(stale, Outcome.REJECTED_INVALID, "stale")
     assert policy.report().applied == Update(2, 64)
+    assert policy.report().outcome is Outcome.APPLIED
     assert cache.idle == 64
+
+
+def test_cache_at_its_limit_is_not_asked_to_evict() -> None:
+    """A release that leaves exactly the limit costs no call into the engine's eviction."""
+    cache = ToyCache(idle=64)
+    policy = RetentionPolicy(cache, 64)
+    policy.on_release()
+    assert cache.evictions == []
+    assert policy.report().outcome is Outcome.STARTUP
 
 
 def test_rejection_settles_without_applying_and_stays_visible() -> None:
