@@ -121,6 +121,11 @@ def skipped_lines(path: str, text: str) -> set[int]:
     }
 
 
+def tests_pass(path: str, copy: Path) -> bool:
+    """Run what guards a file."""
+    return c_tests_pass(copy) if path.endswith(".c") else python_tests_pass(copy, path)
+
+
 def is_noticed(mutant: Mutant, copy: Path) -> bool:
     """Apply a mutant to the copy, run what guards its file, and take it back."""
     target = copy / mutant.path
@@ -129,7 +134,7 @@ def is_noticed(mutant: Mutant, copy: Path) -> bool:
     lines[mutant.line] = mutant.after + "\n"
     target.write_text("".join(lines), encoding="utf-8")
     try:
-        return not (c_tests_pass(copy) if mutant.path.endswith(".c") else python_tests_pass(copy, mutant.path))
+        return not tests_pass(mutant.path, copy)
     finally:
         target.write_text(original, encoding="utf-8")
 
@@ -178,10 +183,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "copy"
         shutil.copytree(
-            ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "build", "engines", "docs", ".hypothesis")
+            ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "build", "engines", ".hypothesis")
         )
         shutil.copytree(ROOT / "kvcached/engines", copy / "kvcached/engines")
         for path in options.files:
+            if not tests_pass(path, copy):
+                print(f"mutate: {path}: its tests fail without a mutant; nothing can be said", file=sys.stderr)
+                return 1
             mutants = mutants_of(path)
             if options.sample and len(mutants) > options.sample:
                 mutants = random.Random(options.seed).sample(mutants, options.sample)  # noqa: S311
