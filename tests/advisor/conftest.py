@@ -6,7 +6,6 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from support.commands import Control
 from support.toys import identity
 
 from kvcached.advisor.curve import spaced_limits
@@ -74,20 +73,6 @@ class AdvisedEngine:
 def _serve(estimator: Estimator, request: int, keys: list[tuple[int, int]], hits: int) -> None:
     estimator.admit(request, keys, len(keys), len(keys) * BLOCK_TOKENS, hits)
     estimator.release(request, keys)
-
-
-@pytest.fixture
-def ledger_dir(tmp_path: Path) -> Path:
-    """Return a ledger directory."""
-    path = tmp_path / "ledger"
-    path.mkdir(mode=0o700)
-    return path
-
-
-@pytest.fixture
-def control(ledger_dir: Path) -> Control:
-    """Return the command line on that directory."""
-    return Control(ledger_dir)
 
 
 @pytest.fixture

@@ -51,14 +51,6 @@ def page_of(seed: int = 1) -> Page:
 
 
 @pytest.fixture
-def ledger_dir(tmp_path: Path) -> Path:
-    """Return a ledger directory."""
-    path = tmp_path / "ledger"
-    path.mkdir(mode=0o700)
-    return path
-
-
-@pytest.fixture
 def directory(ledger_dir: Path) -> Iterator[LedgerDirectory]:
     """Return the ledger directory as a reader opens it."""
     with LedgerDirectory(str(ledger_dir), writable=False) as directory:

@@ -15,14 +15,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def ledger_dir(tmp_path: Path) -> Path:
-    """Return a private ledger directory."""
-    directory = tmp_path / "ledgers"
-    directory.mkdir(mode=0o700)
-    return directory
-
-
-@pytest.fixture
 def subscribe(ledger_dir: Path) -> Iterator[Callable[..., Subscription]]:
     """Register engines in this process; all are closed at the end."""
     opened: list[Subscription] = []

@@ -61,14 +61,6 @@ class Engine:
 
 
 @pytest.fixture
-def ledger_dir(tmp_path: Path) -> Path:
-    """Return a private ledger directory."""
-    directory = tmp_path / "ledgers"
-    directory.mkdir(mode=0o700)
-    return directory
-
-
-@pytest.fixture
 def engine(ledger_dir: Path) -> Iterator[Engine]:
     """Run a live engine of three members."""
     engine = Engine(ledger_dir)

@@ -31,14 +31,6 @@ MEMBERS_FIELD = 104
 PATIENCE_S = 5.0
 
 
-@pytest.fixture
-def ledger_dir(tmp_path: Path) -> Path:
-    """Return a private ledger directory."""
-    directory = tmp_path / "ledgers"
-    directory.mkdir(mode=0o700)
-    return directory
-
-
 class Engine:
     """An engine in this process, and the memory of its first ledger, to write anything into."""
 
