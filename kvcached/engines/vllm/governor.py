@@ -94,9 +94,11 @@ class Governor:
 
     def on_shutdown(self) -> None:
         """Give the ledger slot back, as the engine core is shut down."""
-        if self._advisor is not None:
-            self._advisor.close()
-        self._subscription.close()
+        try:
+            if self._advisor is not None:
+                self._advisor.close()
+        finally:
+            self._subscription.close()
 
     def _advance(self) -> bool:
         """Enforce the limit where something changed; return whether the change is worth an acknowledgement."""
