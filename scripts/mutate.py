@@ -14,12 +14,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMEOUT_S = 240
+FIRST_PATIENCE_S = 300.0
+SLOWER = 6
+"""How many times as long as without a mutant the tests may take; one that hangs is noticed."""
 
 PYTHON_TESTS = {
     "kvcached/ledger.py": ["tests/core/test_ledger.py", "tests/core/test_subscription.py", "tests/hazards"],
@@ -121,12 +124,12 @@ def skipped_lines(path: str, text: str) -> set[int]:
     }
 
 
-def tests_pass(path: str, copy: Path) -> bool:
+def tests_pass(path: str, copy: Path, patience_s: float) -> bool:
     """Run what guards a file."""
-    return c_tests_pass(copy) if path.endswith(".c") else python_tests_pass(copy, path)
+    return c_tests_pass(copy, patience_s) if path.endswith(".c") else python_tests_pass(copy, path, patience_s)
 
 
-def is_noticed(mutant: Mutant, copy: Path) -> bool:
+def is_noticed(mutant: Mutant, copy: Path, patience_s: float) -> bool:
     """Apply a mutant to the copy, run what guards its file, and take it back."""
     target = copy / mutant.path
     original = target.read_text(encoding="utf-8")
@@ -134,12 +137,12 @@ def is_noticed(mutant: Mutant, copy: Path) -> bool:
     lines[mutant.line] = mutant.after + "\n"
     target.write_text("".join(lines), encoding="utf-8")
     try:
-        return not tests_pass(mutant.path, copy)
+        return not tests_pass(mutant.path, copy, patience_s)
     finally:
         target.write_text(original, encoding="utf-8")
 
 
-def c_tests_pass(copy: Path) -> bool:
+def c_tests_pass(copy: Path, patience_s: float) -> bool:
     """Build and run the C tests, crash points included."""
     with tempfile.TemporaryDirectory() as directory:
         sources = [str(path) for path in [*(copy / "native").glob("*.c"), *(copy / "native/tests").glob("*.c")]]
@@ -148,23 +151,23 @@ def c_tests_pass(copy: Path) -> bool:
         if subprocess.run(build, check=False, capture_output=True).returncode != 0:
             return False
         os.mkdir(f"{directory}/files")
-        return runs([program, f"{directory}/files"], copy)
+        return runs([program, f"{directory}/files"], copy, patience_s)
 
 
-def python_tests_pass(copy: Path, path: str) -> bool:
+def python_tests_pass(copy: Path, path: str, patience_s: float) -> bool:
     """Run the Python tests of a file."""
     python = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *PYTHON_TESTS[path]]
-    return runs(python, copy)
+    return runs(python, copy, patience_s)
 
 
-def runs(command: list[str], copy: Path) -> bool:
+def runs(command: list[str], copy: Path, patience_s: float) -> bool:
     """Return whether a command succeeds in time; everything that it started is ended."""
     environment = {**os.environ, "KVL_STRESS_MS": "60", "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        return process.wait(TIMEOUT_S) == 0
+        return process.wait(patience_s) == 0
     except subprocess.TimeoutExpired:
         return False
     finally:
@@ -182,18 +185,18 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "copy"
-        shutil.copytree(
-            ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "build", "engines", ".hypothesis")
-        )
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "build", "engines", ".hypothesis"))
         shutil.copytree(ROOT / "kvcached/engines", copy / "kvcached/engines")
         for path in options.files:
-            if not tests_pass(path, copy):
+            started = time.monotonic()
+            if not tests_pass(path, copy, FIRST_PATIENCE_S):
                 print(f"mutate: {path}: its tests fail without a mutant; nothing can be said", file=sys.stderr)
                 return 1
+            patience_s = SLOWER * (time.monotonic() - started)
             mutants = mutants_of(path)
             if options.sample and len(mutants) > options.sample:
                 mutants = random.Random(options.seed).sample(mutants, options.sample)  # noqa: S311
-            survivors = [mutant for mutant in mutants if not is_noticed(mutant, copy)]
+            survivors = [mutant for mutant in mutants if not is_noticed(mutant, copy, patience_s)]
             print(f"mutate: {path}: {len(mutants)} mutants, {len(survivors)} survived", flush=True)
             for mutant in survivors:
                 print(f"  {path}:{mutant.line + 1}: {mutant.before.strip()}  ->  {mutant.after.strip()}", flush=True)
