@@ -11,6 +11,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -143,15 +144,29 @@ def is_noticed(mutant: Mutant, copy: Path, patience_s: float) -> bool:
 
 
 def c_tests_pass(copy: Path, patience_s: float) -> bool:
-    """Build and run the C tests, crash points included."""
+    """Build and run the C tests, crash points included; only what changed since the last time is compiled."""
+    sources = [*(copy / "native").glob("*.c"), *(copy / "native/tests").glob("*.c")]
+    if not all(compiled(source) for source in sources):
+        return False
     with tempfile.TemporaryDirectory() as directory:
-        sources = [str(path) for path in [*(copy / "native").glob("*.c"), *(copy / "native/tests").glob("*.c")]]
         program = f"{directory}/tests"
-        build = ["gcc", "-O1", "-w", "-std=c11", "-pthread", "-DKVL_CRASH_POINTS", "-o", program, *sources]
-        if subprocess.run(build, check=False, capture_output=True).returncode != 0:
-            return False
+        link = ["gcc", "-pthread", "-o", program, *(str(source.with_suffix(".o")) for source in sources)]
+        subprocess.run(link, check=True)
         os.mkdir(f"{directory}/files")
         return runs([program, f"{directory}/files"], copy, patience_s)
+
+
+def compiled(source: Path) -> bool:
+    """Compile one file if it is not; False if it does not compile."""
+    compiled_from, text = source.with_suffix(".compiled"), source.read_text(encoding="utf-8")
+    if compiled_from.exists() and compiled_from.read_text(encoding="utf-8") == text:
+        return True
+    compile_it = ["gcc", "-O1", "-w", "-std=c11", "-pthread", "-DKVL_CRASH_POINTS", "-c", "-o"]
+    compile_it += [str(source.with_suffix(".o")), str(source)]
+    if subprocess.run(compile_it, check=False, capture_output=True).returncode != 0:
+        return False
+    compiled_from.write_text(text, encoding="utf-8")
+    return True
 
 
 def python_tests_pass(copy: Path, path: str, patience_s: float) -> bool:
@@ -171,9 +186,17 @@ def runs(command: list[str], copy: Path, patience_s: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
+        end_session(process.pid)
         process.wait()
+
+
+def end_session(leader: int) -> None:
+    """Kill everything in a session: tests have process groups of their own, and mutants of them may spin for ever."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(ProcessLookupError, OSError):
+            pid = int(directory.name)
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
 
 
 def main() -> int:
