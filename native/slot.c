@@ -214,6 +214,7 @@ int kvl_read_slot(const kvl_ledger *ledger, uint32_t index, struct kvl_slot *out
     int result = 0;
     for (int i = 0; i < READ_TRIES; i++) {
         result = read_settled_slot(slot, &copy);
+        KVL_POINT("read:copied");
         if (result == 1) {
             result = owner_lives(ledger, index);
         }

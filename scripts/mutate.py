@@ -31,6 +31,7 @@ PYTHON_TESTS = {
     "kvcached/subscription.py": ["tests/core/test_subscription.py", "tests/hazards", "tests/history"],
     "kvcached/policy.py": ["tests/core/test_policy.py"],
 }
+UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")  # as the sanitized runs of the tests do
 C_FILES = [f"native/{name}.c" for name in ("slot", "file", "bell", "audit", "guard")]
 
 PYTHON_RULES = [
@@ -150,7 +151,7 @@ def c_tests_pass(copy: Path, patience_s: float) -> bool:
         return False
     with tempfile.TemporaryDirectory() as directory:
         program = f"{directory}/tests"
-        link = ["gcc", "-pthread", "-o", program, *(str(source.with_suffix(".o")) for source in sources)]
+        link = ["gcc", "-pthread", *UNDEFINED, "-o", program, *(str(source.with_suffix(".o")) for source in sources)]
         subprocess.run(link, check=True)
         os.mkdir(f"{directory}/files")
         return runs([program, f"{directory}/files"], copy, patience_s)
@@ -161,7 +162,7 @@ def compiled(source: Path) -> bool:
     compiled_from, text = source.with_suffix(".compiled"), source.read_text(encoding="utf-8")
     if compiled_from.exists() and compiled_from.read_text(encoding="utf-8") == text:
         return True
-    compile_it = ["gcc", "-O1", "-w", "-std=c11", "-pthread", "-DKVL_CRASH_POINTS", "-c", "-o"]
+    compile_it = ["gcc", "-O1", "-w", "-std=c11", "-pthread", "-DKVL_CRASH_POINTS", *UNDEFINED, "-c", "-o"]
     compile_it += [str(source.with_suffix(".o")), str(source)]
     if subprocess.run(compile_it, check=False, capture_output=True).returncode != 0:
         return False

@@ -448,4 +448,33 @@ TEST(swept_creation, "A creation whose temporary file is tidied away by someone 
     kvl_close(open_ledger("new", 1));
 }
 
+/* A look against whoever comes and goes */
+
+static kvl_ledger *leaving;
+
+static void change_hands(const char *point)
+{
+    if (strcmp(point, "read:copied") != 0 || leaving == NULL) {
+        return;
+    }
+    kvl_release(leaving);
+    leaving = NULL;
+    (void)register_as(open_ledger("a", 1), "next", 2, 0);
+}
+
+TEST(nobody_gets_anothers_life, "A slot that changes hands while it is read is read as the new owner's.")
+{
+    make("a");
+    kvl_ledger *observer = open_ledger("a", 0);
+    leaving = open_ledger("a", 1);
+    uint32_t index = register_as(leaving, "old", 1, 0);
+    kvl_crash_hook = change_hands;
+    struct kvl_slot slot;
+    CHECK_EQUAL(kvl_read_slot(observer, index, &slot), 1);
+    kvl_crash_hook = NULL;
+    CHECK(leaving == NULL);
+    CHECK_EQUAL(slot.incarnation, 2);
+    CHECK(strcmp(slot.identity.instance, "next") == 0);
+}
+
 #endif /* KVL_CRASH_POINTS */

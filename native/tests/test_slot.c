@@ -268,6 +268,10 @@ TEST(readers_locks_prove_nothing, "Shared locks, which anyone who may read can t
     CHECK_EQUAL(fcntl(fd, F_OFD_SETLK, &both), 0);
     CHECK_EQUAL(alive_in(observer), 0);
     CHECK_EQUAL(kvl_is_owned(observer, index, 1), 0);
+    publishers.l_type = F_UNLCK;
+    CHECK_EQUAL(fcntl(fd, F_OFD_SETLK, &publishers), 0); /* what is left covers the owner's byte alone, as owners do */
+    CHECK_EQUAL(alive_in(observer), 0);
+    CHECK_EQUAL(kvl_is_owned(observer, index, 1), 0);
 }
 
 TEST(no_ghosts, "A dead owner is not taken for alive while the next one has locked its slot and written nothing yet.")
@@ -284,6 +288,37 @@ TEST(no_ghosts, "A dead owner is not taken for alive while the next one has lock
     CHECK_EQUAL(kvl_is_owned(observer, index, 1), 0);
     uint64_t found;
     CHECK_EQUAL(kvl_raise(observer, index, 1, word_of(1, 1), &found), -ESRCH);
+}
+
+TEST(no_lock_is_left, "A slot that was given back can be claimed, though its owner and a publisher have the file open.")
+{
+    make("a");
+    kvl_ledger *owner = open_ledger("a", 1);
+    kvl_ledger *publisher = open_ledger("a", 1);
+    kvl_ledger *next = open_ledger("a", 1);
+    uint32_t index = register_as(owner, "x", 1, 0);
+    CHECK_EQUAL(kvl_unregister(owner, index), 0);
+    CHECK_EQUAL(register_as(next, "y", 2, 0), index);
+    uint64_t found;
+    CHECK_EQUAL(kvl_raise(publisher, index, 2, word_of(1, 10), &found), KVL_RAISED);
+    CHECK_EQUAL(kvl_unregister(next, index), 0);
+    CHECK_EQUAL(register_as(owner, "z", 3, 0), index);
+}
+
+TEST(descriptor_zero, "Without a standard input a ledger gets descriptor 0, and works as with any other.")
+{
+    make("a");
+    CHECK_EQUAL(close(0), 0);
+    kvl_ledger *ledger = open_ledger("a", 1);
+    CHECK_EQUAL(ledger->fd, 0);
+    uint32_t index = register_as(ledger, "x", 1, 0);
+    kvl_ledger *observer = open_ledger("a", 1);
+    uint64_t found;
+    CHECK_EQUAL(kvl_raise(observer, index, 1, word_of(1, 10), &found), KVL_RAISED);
+    CHECK_EQUAL(kvl_unregister(ledger, index), 0);
+    kvl_release(observer); /* so that the next one to look is the one with descriptor 0 */
+    uint32_t again = register_as(open_ledger("a", 1), "y", 2, 0);
+    CHECK_EQUAL(kvl_is_owned(ledger, again, 2), 1);
 }
 
 /* Fork */
@@ -373,6 +408,19 @@ TEST(killed_owner, "An engine that is killed is dead for everybody at once, and 
     }
     kvl_ledger *next = open_ledger("a", 1);
     CHECK_EQUAL(register_as(next, "y", 2, 0), 0);
+}
+
+/* The bells */
+
+TEST(bells_have_their_places, "Each bell counts at its own place in the file, which other releases ring and hear, too.")
+{
+    make("a");
+    kvl_ledger *ledger = open_ledger("a", 1);
+    kvl_ring(ledger, KVL_PUBLISHED);
+    kvl_ring(ledger, KVL_ACKNOWLEDGED);
+    kvl_ring(ledger, KVL_ACKNOWLEDGED);
+    CHECK_EQUAL(ledger->file->header.published, 1);
+    CHECK_EQUAL(ledger->file->header.acknowledged, 2);
 }
 
 /* The record of publications */
