@@ -66,6 +66,9 @@ TEST(cut_between, "Cutting a file to its first page loses the rest of it only, a
     CHECK_EQUAL(kvl_is_lost(whole), 0);
     struct kvl_slot slot;
     CHECK_EQUAL(kvl_read_slot(observer, index, &slot), 1);
+    cut("b", 0);
+    CHECK_EQUAL(*(volatile char *)whole->file, 0); /* the very first byte */
+    CHECK_EQUAL(kvl_is_lost(whole), 1);
 }
 
 static volatile sig_atomic_t repaired;
@@ -97,11 +100,14 @@ TEST(foreign_handler, "Each fault outside ledgers reaches the handler that stood
     CHECK_EQUAL(sigaction(SIGBUS, &action, NULL), 0);
     make("a");
     (void)open_ledger("a", 1);
+    map_foreign();
+    CHECK(kvl_guard_add(foreign - KVL_FILE_BYTES) >= 0); /* as if a ledger ended where the foreign mapping begins */
     for (int round = 1; round <= 3; round++) {
         map_foreign();
         CHECK_EQUAL(*(volatile char *)foreign, 0);
         CHECK_EQUAL(repaired, round);
         CHECK_EQUAL(kvl_guard(), 0);
+        CHECK_EQUAL(kvl_guard(), 0); /* it stands already, and must not be taken for one that stood before */
     }
     kvl_ledger *ledger = open_ledger("a", 1);
     cut("a", 0);
@@ -126,11 +132,19 @@ static void send_fault(void *argument)
     raise(SIGBUS);
 }
 
+static void send_fault_from_outside(void *argument)
+{
+    (void)argument;
+    signal(SIGBUS, SIG_DFL);
+    (void)open_ledger("a", 1);
+    kill(getpid(), SIGBUS);
+}
+
 TEST(foreign_fault_ends, "A fault outside ledgers, or a SIGBUS that someone sends, ends a process as it always did.")
 {
     make("a");
-    void (*const ways[])(void *) = {fault, send_fault};
-    for (int i = 0; i < 2; i++) {
+    void (*const ways[])(void *) = {fault, send_fault, send_fault_from_outside};
+    for (int i = 0; i < 3; i++) {
         pid_t child = start(ways[i], NULL);
         int status = 0;
         CHECK_EQUAL(waitpid(child, &status, 0), child);
@@ -147,4 +161,15 @@ TEST(taken_over_handler, "A handler that replaced the library's one is itself re
     cut("a", 0);
     CHECK_EQUAL(kvl_bell(ledger, KVL_PUBLISHED), 0);
     CHECK_EQUAL(kvl_is_lost(ledger), 1);
+}
+
+TEST(full_guard, "There is room for 4096 mappings, one more is refused, and room that is given back is used again.")
+{
+    uintptr_t fake = 4096; /* nothing is mapped there, and nothing is read */
+    for (int i = 0; i < 4096; i++) {
+        CHECK_EQUAL(kvl_guard_add((void *)fake), i);
+    }
+    CHECK_EQUAL(kvl_guard_add((void *)fake), -EMFILE);
+    kvl_guard_remove(77);
+    CHECK_EQUAL(kvl_guard_add((void *)fake), 77);
 }
