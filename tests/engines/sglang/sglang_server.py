@@ -210,17 +210,20 @@ class Server:
         except ValueError:
             return text
 
-    def generate(self, ids: list[int], tokens: int = 8, **more: object) -> Answer:
-        """Return the greedy continuation of ``ids``."""
-        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    def generate(self, ids: list[int], tokens: int = 8, *, ignore_eos: bool = True, **more: object) -> Answer:
+        """Return the greedy continuation of ``ids``.
+
+        With ``ignore_eos`` SGLang knows how long the answer gets and admits only what fits to its end.
+        """
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": ignore_eos}
         said = self.post("/generate", {"input_ids": ids, "sampling_params": sampling, **more})
         meta = said["meta_info"]
         return Answer(tuple(said["output_ids"]), meta["cached_tokens"], meta.get("cached_tokens_details"))
 
-    def generate_all(self, prompts: Sequence[list[int]], tokens: int = 8) -> list[Answer]:
+    def generate_all(self, prompts: Sequence[list[int]], tokens: int = 8, *, ignore_eos: bool = True) -> list[Answer]:
         """Return the continuations of all prompts, asked for at once."""
         with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(pool.map(lambda ids: self.generate(ids, tokens), prompts))
+            return list(pool.map(lambda ids: self.generate(ids, tokens, ignore_eos=ignore_eos), prompts))
 
     def metric(self, name: str) -> dict[str, float]:
         """Return the samples of one metric by tensor-parallel rank."""
