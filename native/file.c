@@ -313,6 +313,7 @@ static int open_checked(int directory_fd, const char *name, int writable, struct
             return KVL_E_NOT_REGULAR;
         }
     }
+    KVL_POINT("open:looked");
     /* O_NONBLOCK: a pipe put there in the meantime must not make the open wait. */
     int flags = (writable ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
     int fd = openat(directory_fd, name, flags);
@@ -323,6 +324,7 @@ static int open_checked(int directory_fd, const char *name, int writable, struct
     if (result == 0) {
         result = check_stamp(fd, file);
     }
+    KVL_POINT("open:checked");
     void *base = MAP_FAILED;
     if (result == 0) {
         base = map_apart(directory_fd, name, flags, file);

@@ -10,10 +10,15 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -446,6 +451,109 @@ TEST(swept_creation, "A creation whose temporary file is tidied away by someone 
     CHECK_EQUAL(swept, 5);
     kvl_crash_hook = NULL;
     kvl_close(open_ledger("new", 1));
+}
+
+/* Creation against another creation */
+
+static void get_ahead(const char *point)
+{
+    if (strcmp(point, "create:filled") == 0) {
+        kvl_crash_hook = NULL;
+        CHECK_EQUAL(kvl_create(here, "new", 0600), 1);
+    }
+}
+
+static int temporaries(void)
+{
+    int found = 0;
+    DIR *directory = fdopendir(openat(here, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    CHECK(directory != NULL);
+    for (struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory)) {
+        found += strncmp(entry->d_name, ".new.", 5) == 0;
+    }
+    closedir(directory);
+    return found;
+}
+
+static void create_twice(void *argument)
+{
+    (void)argument;
+    kvl_crash_hook = get_ahead;
+    CHECK_EQUAL(kvl_create(here, "new", 0600), 0);
+    CHECK_EQUAL(temporaries(), 0);
+    kvl_close(open_ledger("new", 1));
+    CHECK_EQUAL(unlinkat(here, "new", 0), 0);
+}
+
+TEST(overtaken_creation, "A creation that another one overtakes takes that file for its own and leaves nothing.")
+{
+    create_twice(NULL);
+}
+
+/* From now on this process's renames that replace nothing fail, as on an older kernel or another file system. */
+static int refuse_renames(uint32_t error)
+{
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_renameat2, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = filter};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+static void create_without_renames(void *argument)
+{
+    if (!refuse_renames(*(uint32_t *)argument)) {
+        note("no filter for system calls here: not tested");
+        return;
+    }
+    CHECK_EQUAL(kvl_create(here, "new", 0600), 1);
+    CHECK_EQUAL(temporaries(), 0);
+    kvl_close(open_ledger("new", 1));
+    CHECK_EQUAL(unlinkat(here, "new", 0), 0);
+    create_twice(NULL);
+}
+
+TEST(creation_by_links, "Where the kernel or the file system has no rename that replaces nothing, links do.")
+{
+    uint32_t errors[] = {EINVAL, ENOSYS};
+    join(start(create_without_renames, &errors[0]));
+    join(start(create_without_renames, &errors[1]));
+}
+
+/* Opening against who replaces files */
+
+static void put_symlink(const char *point)
+{
+    if (strcmp(point, "open:looked") == 0) {
+        CHECK_EQUAL(unlinkat(here, "a", 0), 0);
+        CHECK_EQUAL(symlinkat("b", here, "a"), 0);
+    }
+}
+
+static void put_another(const char *point)
+{
+    if (strcmp(point, "open:checked") == 0) {
+        CHECK_EQUAL(renameat(here, "b", here, "a"), 0);
+    }
+}
+
+TEST(replaced_while_opened, "A file that is replaced while it is opened, by a link or by another ledger, is not used.")
+{
+    struct kvl_file file;
+    kvl_ledger *ledger;
+    make("a");
+    make("b");
+    kvl_crash_hook = put_symlink;
+    CHECK_EQUAL(kvl_open(here, "a", 1, &file, &ledger), KVL_E_NOT_REGULAR);
+    CHECK_EQUAL(unlinkat(here, "a", 0), 0);
+    kvl_crash_hook = NULL;
+    make("a");
+    kvl_crash_hook = put_another;
+    CHECK_EQUAL(kvl_open(here, "a", 1, &file, &ledger), -ESTALE);
+    kvl_crash_hook = NULL;
 }
 
 /* A look against whoever comes and goes */

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -163,13 +164,35 @@ TEST(taken_over_handler, "A handler that replaced the library's one is itself re
     CHECK_EQUAL(kvl_is_lost(ledger), 1);
 }
 
+static int is_mapped(const struct kvl_file *file)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    CHECK(maps != NULL);
+    char line[512];
+    unsigned long long inode;
+    int found = 0;
+    while (fgets(line, sizeof line, maps) != NULL) {
+        found |= sscanf(line, "%*s %*s %*s %*s %llu", &inode) == 1 && inode == file->inode;
+    }
+    fclose(maps);
+    return found;
+}
+
 TEST(full_guard, "There is room for 4096 mappings, one more is refused, and room that is given back is used again.")
 {
+    make("a");
     uintptr_t fake = 4096; /* nothing is mapped there, and nothing is read */
     for (int i = 0; i < 4096; i++) {
         CHECK_EQUAL(kvl_guard_add((void *)fake), i);
     }
     CHECK_EQUAL(kvl_guard_add((void *)fake), -EMFILE);
+    struct kvl_file file;
+    kvl_ledger *ledger;
+    int next = dup(here);
+    close(next);
+    CHECK_EQUAL(kvl_open(here, "a", 1, &file, &ledger), -EMFILE);
+    CHECK_EQUAL(dup(here), next); /* no descriptor is left of it, */
+    CHECK_EQUAL(is_mapped(&file), 0); /* and no mapping */
     kvl_guard_remove(77);
     CHECK_EQUAL(kvl_guard_add((void *)fake), 77);
 }

@@ -305,10 +305,16 @@ TEST(no_lock_is_left, "A slot that was given back can be claimed, though its own
     CHECK_EQUAL(register_as(owner, "z", 3, 0), index);
 }
 
+static void have_no_descriptor_zero(void *argument)
+{
+    (void)argument;
+    CHECK_EQUAL(fcntl(0, F_GETFD), -1);
+}
+
 TEST(descriptor_zero, "Without a standard input a ledger gets descriptor 0, and works as with any other.")
 {
-    make("a");
     CHECK_EQUAL(close(0), 0);
+    make("a");
     kvl_ledger *ledger = open_ledger("a", 1);
     CHECK_EQUAL(ledger->fd, 0);
     uint32_t index = register_as(ledger, "x", 1, 0);
@@ -321,6 +327,9 @@ TEST(descriptor_zero, "Without a standard input a ledger gets descriptor 0, and 
     kvl_release(observer); /* so that the next one to look is the one with descriptor 0 */
     uint32_t again = register_as(open_ledger("a", 1), "y", 2, 0);
     CHECK_EQUAL(kvl_is_owned(ledger, again, 2), 1);
+    join(start(have_no_descriptor_zero, NULL));
+    kvl_release(ledger);
+    have_no_descriptor_zero(NULL);
 }
 
 /* Fork */
