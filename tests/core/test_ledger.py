@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import re
 import struct
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -203,6 +205,9 @@ def test_a_group_can_share_a_directory(ledger_dir: Path) -> None:
     make_ledger(ledger_dir)
     assert as_nobody(ledger_dir, "w", gid=777) == "cpu-0"
     assert "Permission denied (owner uid 1, mode 2770)" in as_nobody(ledger_dir, "w")
+    for mode, gid in ((0o755, 777), (0o775, 54321)):  # a member where the group may not write; a stranger where it may
+        ledger_dir.chmod(mode)
+        assert "not to a group that shares it with you" in as_nobody(ledger_dir, "w", gid=gid)
 
 
 @as_root
@@ -250,6 +255,64 @@ def test_full_tmpfs_is_an_error_at_creation(tmp_path: Path) -> None:
         assert [path.name for path in mount.iterdir() if path.name.startswith(".")] == []
     finally:
         subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_link_in_a_ledgers_place_is_not_the_ledger(ledger_dir: Path, tmp_path: Path) -> None:
+    """A ledger that was moved away and linked back is not current: nobody else would open it through the link."""
+    path = make_ledger(ledger_dir)
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        ledger = directory.open("cpu-0")
+        assert ledger.is_current()
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        assert not ledger.is_current()
+
+
+def test_registration_lock_is_waited_for_until_the_deadline(ledger_dir: Path) -> None:
+    """Who finds the lock taken waits for it as long as it may, goes on without it, and gets it once it is free."""
+    path = str(ledger_dir)
+    with LedgerDirectory(path, writable=True) as first, LedgerDirectory(path, writable=True) as second:
+        first.lock(time.monotonic())
+        deadline = time.monotonic() + 0.05
+        second.lock(deadline)
+        assert time.monotonic() >= deadline
+        first.unlock()
+        second.lock(time.monotonic())
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(first.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_sweep_removes_what_killed_creations_left_and_nothing_else(ledger_dir: Path) -> None:
+    """Half-made ledgers and pages go, whatever cannot be removed; other files stay, hidden ones and new ones, too."""
+    half_made = [f".cpu-{number}.ledger.0123456789abcdef.new" for number in range(5)] + [".cpu-0.3.advice.0123.new"]
+    others = [".notes", "notes.new", ".notes.new", ".cpu-0.ledger.old"]
+    for name in [*half_made, *others]:
+        (ledger_dir / name).write_bytes(b"")
+    stubborn = [f".gpu-{number}.ledger.0123456789abcdef.new" for number in range(5)]
+    for name in stubborn:
+        (ledger_dir / name).mkdir()
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        directory.sweep()
+    assert {path.name for path in ledger_dir.iterdir()} == {*others, *stubborn}
+
+
+def test_directory_works_without_standard_input(ledger_dir: Path) -> None:
+    """Where descriptor 0 is free the directory gets it, and gives it back."""
+    code = f"""
+import os
+from kvcached.ledger import LedgerDirectory
+os.close(0)
+directory = LedgerDirectory({str(ledger_dir)!r}, writable=True)
+directory.create("cpu-0")
+assert (directory.descriptor, directory.open("cpu-0").gpu) == (0, "cpu-0")
+directory.close()
+try:
+    os.fstat(0)
+except OSError:
+    print("given back")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "given back\n"
 
 
 def test_many_creators_make_one_file(ledger_dir: Path) -> None:
