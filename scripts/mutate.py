@@ -93,7 +93,7 @@ def mutants_of(path: str) -> list[Mutant]:
         if (
             number in skipped
             or not code.strip()
-            or code.lstrip().startswith(("*", "import", "from", "message", "_log"))
+            or code.lstrip().startswith(("*", "import", "from", "message", "_log", "TYPE_CHECKING"))
         ):
             continue
         for pattern, replacement in rules:
@@ -177,11 +177,12 @@ def python_tests_pass(copy: Path, path: str, patience_s: float) -> bool:
 
 
 def runs(command: list[str], copy: Path, patience_s: float) -> bool:
-    """Return whether a command succeeds in time; everything that it started is ended."""
+    """Return whether a command succeeds in time; all that it started is ended. ``copy/output`` gets its output."""
     environment = {**os.environ, "KVL_STRESS_MS": "60", "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    with (copy / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=copy, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
     try:
         return process.wait(patience_s) == 0
     except subprocess.TimeoutExpired:
@@ -214,6 +215,7 @@ def main() -> int:
         for path in options.files:
             started = time.monotonic()
             if not tests_pass(path, copy, FIRST_PATIENCE_S):
+                print((copy / "output").read_text(encoding="utf-8", errors="replace")[-4000:], file=sys.stderr)
                 print(f"mutate: {path}: its tests fail without a mutant; nothing can be said", file=sys.stderr)
                 return 1
             patience_s = SLOWER * (time.monotonic() - started)
