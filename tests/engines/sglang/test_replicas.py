@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_server import prompt
+from sglang_server import prompt, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +23,7 @@ def test_both_replicas_take_a_limit_over(serve: Serve, plain_model: Path) -> Non
     assert [[member["gpu"] for member in replica["members"]] for replica in replicas] == [["cpu-0"], ["cpu-1"]]
     assert [(replica["outcome"], replica["idle_tokens"]) for replica in replicas] == [("applied", 0)] * 2
     assert all(replica["evicted_tokens"] >= 200 for replica in replicas)
+    wait_until(lambda: all(server.records().values()), 30.0, "records, written after acknowledging")
     for records in (server.records()[0, 0, 0], server.records()[1, 0, 0]):
         assert [record["revision"] for record in records if record["event"] == "apply"] == [1]
     assert not any(answer.cached_tokens for answer in server.generate_all([prompt(seed, 200) for seed in range(6)]))
@@ -32,12 +33,14 @@ def test_replicas_inside_one_tensor_parallel_group_are_told_apart(serve: Serve, 
     """With attention data parallelism each rank is a replica, and sees each revision exactly once."""
     options = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--skip-server-warmup")
     server = serve(plain_model, *options, probes=("record",))
-    for limit in (0, 100, 50):
+    limits = (0, 100, 50)
+    for limit in limits:
         server.apply_limit(limit)
     assert [replica["replica"] for replica in server.status()] == [0, 1]
+    wait_until(lambda: all(len(each) >= len(limits) for each in server.records().values()), 30.0, "all records")
     for place in ((0, 0, 0), (1, 0, 1)):
         applied = [(record["revision"], record["limit"]) for record in server.records()[place]]
-        assert applied == [(1, 0), (2, 100), (3, 50)]
+        assert applied == list(enumerate(limits, start=1))
 
 
 def test_a_scheduler_that_receives_rarely_still_takes_limits_over(serve: Serve, plain_model: Path) -> None:
