@@ -76,10 +76,10 @@ def prompt(seed: int, length: int) -> list[int]:
 def bind_ranks(options: Sequence[str] = ()) -> dict[str, str]:
     """Return the variable that binds ranks to cores.
 
-    It has to name one core for each device of the launch; in 0.5.15, for each tensor-parallel rank.
+    It has to name one core for each device of the launch; up to 0.5.18, for each tensor-parallel rank.
     """
     count = 2
-    if version("sglang").startswith("0.5.15"):
+    if version("sglang").startswith(("0.5.15", "0.5.18")):
         count = int(options[options.index("--tp-size") + 1]) if "--tp-size" in options else 1
     return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(count)))}
 
