@@ -18,7 +18,7 @@ from kvcached.control import get_instances, set_prefix_cache_retention_limit
 from kvcached.control.waiting import wait_until_applied
 from kvcached.ledger import LedgerDirectory
 from kvcached.policy import RetentionPolicy
-from kvcached.publication import UNKNOWN_GPU, publish
+from kvcached.publication import UNKNOWN_GPU, Addressees, _publish_to, look_up, publish
 from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Outcome, Update
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def test_result_is_frozen_and_json_ready(ledger_dir: Path, subscribe: Subscribe)
     result = set_prefix_cache_retention_limit(5, instance_name="engine", ledger_dir=str(ledger_dir))
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.status = "partial"  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.gpus[0].status = "failed"  # type: ignore[misc]
     fields = json.loads(json.dumps(result.to_dict()))
     assert set(fields) == {"status", "instance_name", "limit_tokens", "revision", "accepted", "gpus", "warnings"}
     assert set(fields["gpus"][0]) == {"gpu", "replica", "status", "revision", "limit_tokens", "error"}
@@ -133,8 +135,97 @@ def test_if_revision_publishes_on_a_match_only(ledger_dir: Path, subscribe: Subs
     assert publish(5, "engine", str(ledger_dir), if_revision=0).accepted
     result = publish(6, "engine", str(ledger_dir), if_revision=0)
     assert (result.status, result.revision) == ("superseded", 0)
+    assert result.warnings == ("the instance's highest revision is 1, not 0: nothing was written",)
     assert desired(ledger_dir) == [(1, 5)] * 2
     assert publish(6, "engine", str(ledger_dir), if_revision=1).accepted
+    assert "nothing was written" not in publish(6, "nobody", str(ledger_dir)).warnings[0]
+
+
+def test_if_revision_means_the_highest_of_a_split(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """While members differ, if_revision is compared with the highest revision."""
+    subscribe()
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        raise_member(directory, "cpu-0", Update(7, 5))
+    assert publish(6, "engine", str(ledger_dir), if_revision=0).status == "superseded"
+    assert publish(6, "engine", str(ledger_dir), if_revision=7).revision == 8
+
+
+# What a publisher meets that looked before others wrote
+
+
+def raise_member(directory: LedgerDirectory, gpu: str, update: Update) -> None:
+    """Write into one member alone, as a publisher does that dies before it comes to the others."""
+    handle = directory.open(gpu).handle
+    index, slot = handle.live_slots()[0]
+    assert handle.raise_desired(index, slot.incarnation, update)[0]
+
+
+def publish_late(
+    ledger_dir: Path, meanwhile: Callable[[LedgerDirectory, Addressees], object], *, may_restart: bool = True
+) -> tuple[Update, list[str]]:
+    """Publish 6 after looking and ``meanwhile``; return the pair that was taken and what came of each member."""
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        found = look_up(directory, "engine", None)
+        assert isinstance(found, Addressees)
+        meanwhile(directory, found)
+        attempt = _publish_to(found.replicas, 6, found.newest, may_restart=may_restart)
+        assert attempt is not None
+        attempt.finish("")
+        return attempt.update, [result.status for result in attempt.results]
+
+
+@pytest.mark.parametrize(("others", "revision"), [((5,), 2), ((6,), 2), ((5, 7), 3)])
+def test_publisher_that_was_overtaken_takes_a_revision_of_its_own(
+    others: tuple[int, ...], revision: int, ledger_dir: Path, subscribe: Subscribe
+) -> None:
+    """Whoever published in the meantime, even the same limit, the publication gets a newer revision everywhere."""
+    subscribe()
+    taken = publish_late(ledger_dir, lambda *_: [publish(limit, "engine", str(ledger_dir)) for limit in others])
+    assert taken == (Update(revision, 6), ["published"] * 2)
+    assert desired(ledger_dir) == [(revision, 6)] * 2
+
+
+def test_overtaken_publisher_that_may_not_restart_writes_nothing(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """With if_revision a publication that was overtaken is superseded, and leaves what stands."""
+    subscribe()
+    taken = publish_late(ledger_dir, lambda *_: publish(5, "engine", str(ledger_dir)), may_restart=False)
+    assert taken[1] == ["superseded"] * 2
+    assert desired(ledger_dir) == [(1, 5)] * 2
+
+
+@pytest.mark.parametrize(
+    ("stands", "taken", "statuses"),
+    [
+        (Update(1, 6), Update(1, 6), ["published", "published"]),
+        (Update(1, 5), Update(2, 6), ["published", "published"]),
+        (Update(9, 5), Update(1, 6), ["published", "superseded"]),
+    ],
+    ids=["the same pair", "another limit", "a newer one"],
+)
+def test_what_stands_in_a_later_member_only(
+    stands: Update, taken: Update, statuses: list[str], ledger_dir: Path, subscribe: Subscribe
+) -> None:
+    """The same pair is as good as written; an equal revision of another limit is avoided; a newer one is not undone."""
+    subscribe()
+    assert publish_late(ledger_dir, lambda directory, _: raise_member(directory, "cpu-1", stands)) == (taken, statuses)
+    pair = (stands.revision, stands.limit_tokens) if statuses[1] == "superseded" else (taken.revision, 6)
+    assert desired(ledger_dir) == [(taken.revision, 6), pair]
+
+
+def test_member_that_cannot_be_written_does_not_keep_the_others(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """A failure at one member is noted, and the members after it are written all the same."""
+    subscribe()
+    taken = publish_late(ledger_dir, lambda _, found: found.replicas[0].members[0].ledger.handle.release())
+    assert taken == (Update(1, 6), ["failed", "published"])
+
+
+def test_ledger_that_is_replaced_while_publishing_is_not_called_published(
+    ledger_dir: Path, subscribe: Subscribe
+) -> None:
+    """What was written into a file that is gone from its place may never be seen: that member has failed."""
+    subscribe()
+    taken = publish_late(ledger_dir, lambda *_: (ledger_dir / "cpu-0.ledger").unlink())
+    assert taken[1] == ["failed", "published"]
 
 
 def test_revisions_can_run_out(ledger_dir: Path, subscribe: Subscribe) -> None:
@@ -193,6 +284,8 @@ def test_advice_comes_with_the_result(ledger_dir: Path, subscribe: Subscribe) ->
     engine.acknowledge(policy.report())
     assert "keeps one block, 16 tokens" in publish(5, "engine", str(ledger_dir)).warnings[0]
     assert "bounds nothing" in publish(2_000_000, "engine", str(ledger_dir)).warnings[0]
+    for fitting in (0, 16, 64, 1_000_000):
+        assert publish(fitting, "engine", str(ledger_dir)).warnings == ()
     policy.reject(Update(9, 5), Outcome.UNSUPPORTED_ENGINE, "hook target gone")
     engine.acknowledge(policy.report())
     assert "will not apply it: hook target gone" in publish(64, "engine", str(ledger_dir)).warnings[0]
@@ -209,6 +302,21 @@ def test_publication_leaves_a_record(ledger_dir: Path, subscribe: Subscribe) -> 
     newest = records[0]
     assert (newest.before, newest.uid, newest.pid) == (Update(39, 38), os.getuid(), os.getpid())
     assert (newest.instance_name, newest.note) == ("engine", "step 39")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "program"),
+    [([], "python"), ([""], "python"), (["/x/serve.py", "a"], "serve.py"), (["/x/__main__.py"], "kvcached-control")],
+)
+def test_record_names_the_program(
+    arguments: list[str], program: str, ledger_dir: Path, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of a publication says which program published."""
+    subscribe(gpus=("cpu-0",))
+    monkeypatch.setattr("sys.argv", arguments)
+    publish(5, "engine", str(ledger_dir))
+    with LedgerDirectory(str(ledger_dir), writable=False) as directory:
+        assert directory.open("cpu-0").handle.audits()[0].program == program
 
 
 def test_publishers_at_the_same_moment_converge(ledger_dir: Path, subscribe: Subscribe) -> None:
@@ -281,6 +389,8 @@ def test_wait_ends_at_once_with_a_rejection(ledger_dir: Path, subscribe: Subscri
     assert [(rejection.replica, rejection.reason) for rejection in result.rejections] == [
         (0, "rejected_pipeline_parallel: pp_size is 2")
     ]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.rejections[0].reason = ""  # type: ignore[misc]
 
 
 def test_wait_ends_when_a_newer_publication_decides(ledger_dir: Path, subscribe: Subscribe) -> None:
