@@ -212,6 +212,16 @@ def test_what_stands_in_a_later_member_only(
     assert desired(ledger_dir) == [(taken.revision, 6), pair]
 
 
+def test_newer_pair_in_the_first_member_only_is_overtaken_before_anything_is_written(
+    ledger_dir: Path, subscribe: Subscribe
+) -> None:
+    """A publication that is on its way, or died on it, is met at the first member: this one goes above it."""
+    subscribe()
+    taken = publish_late(ledger_dir, lambda directory, _: raise_member(directory, "cpu-0", Update(9, 5)))
+    assert taken == (Update(10, 6), ["published"] * 2)
+    assert desired(ledger_dir) == [(10, 6)] * 2
+
+
 def test_member_that_cannot_be_written_does_not_keep_the_others(ledger_dir: Path, subscribe: Subscribe) -> None:
     """A failure at one member is noted, and the members after it are written all the same."""
     subscribe()
