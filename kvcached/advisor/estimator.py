@@ -52,6 +52,10 @@ class Estimator:
             self.fold()
             self._limit = limit
 
+    def squeeze(self, room: int) -> None:
+        """Say that requests leave ``room`` tokens of the pool now: no cache, however large its limit, holds more."""
+        self._stack.squeeze(room)
+
     def admit(
         self, request: Hashable, keys: Sequence[Hashable], hittable: int, prompt_tokens: int, hit_tokens: int
     ) -> None:

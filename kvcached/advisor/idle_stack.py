@@ -138,7 +138,7 @@ class IdleStack:
         added = sum(weights[used : len(cached)])
         self._append(cached[used:], weights[used : len(cached)])
         self._held = [tokens + added for tokens in self._held]
-        self._evict()
+        self._evict(self._limits)
 
     def _append(self, keys: Sequence[Hashable], weights: Sequence[int]) -> None:
         """Make samples idle, the last of them first."""
@@ -175,16 +175,24 @@ class IdleStack:
             return
         self._held = list(map(sub, self._held, list(accumulate(gone[:0:-1]))[::-1]))
 
-    def _evict(self) -> None:
+    def squeeze(self, room: int) -> None:
+        """Evict from each cache what does not fit into ``room`` tokens, because requests hold the rest of the pool."""
+        if self._held[0] > room:
+            self._evict([min(limit, room) for limit in self._limits])
+
+    def _evict(self, limits: Sequence[int]) -> None:
         """Move each mark on until its cache is within its limit."""
         after, weight = self._after, self._weight
-        for cache, limit in enumerate(self._limits):
+        for cache, limit in enumerate(limits):
             held = self._held[cache]
             if held <= limit:
                 continue
             slot = self._marks[cache]
             while held > limit:
                 slot = after[slot]
+                if slot == 0:  # would go round for ever; nothing but a fault in here leads to it
+                    message = f"{held} tokens are held beyond the newest sample"
+                    raise LookupError(message)
                 held -= weight[slot]
             self._held[cache], self._marks[cache], self._mark_stamps[cache] = held, slot, self._stamp[slot]
         if self._marks[0]:

@@ -121,6 +121,7 @@ class Observer:
                 self._in_use.append(figures.active_tokens)
             if self._estimator is not None:
                 self._estimator.set_limit(_effective_limit(figures))
+                self._estimator.squeeze(_room(figures))
             if now >= self._next_write or (idle and self._changed and self._next_write - now <= WRITE_S):
                 self._next_write = now + WRITE_S
                 self._write(figures)
@@ -183,7 +184,12 @@ class Observer:
         _log.error("the advisor failed and is off from now on; serving is not concerned", exc_info=error)
 
 
+def _room(figures: Figures) -> int:
+    """Return what requests leave of the pool, in tokens."""
+    return max(0, figures.capacity_tokens - figures.active_tokens)
+
+
 def _effective_limit(figures: Figures) -> int:
     """Return how many tokens can be idle: the limit, or what requests leave of the pool."""
-    room = max(0, figures.capacity_tokens - figures.active_tokens)
+    room = _room(figures)
     return room if figures.limit_tokens < 0 else min(figures.limit_tokens, room)

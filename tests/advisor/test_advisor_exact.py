@@ -57,6 +57,9 @@ MUTANTS = {
     "stamps do not grow": ("idle_stack", "clock += 1", "clock += 0"),
     "buckets are in the wrong order": ("idle_stack", "gone[:0:-1])\n", "gone[1:])\n"),
     "uncounted requests count": ("estimator", "if prompt_tokens > 0 else", "if prompt_tokens >= 0 else"),
+    "bursts leave the caches as they are": ("estimator", "self._stack.squeeze(room)", "pass"),
+    "bursts squeeze every cache to its limit only": ("idle_stack", "[min(limit, room) for limit", "[limit for limit"),
+    "bursts squeeze the small caches too much": ("idle_stack", "[min(limit, room) for limit", "[room // 2 for limit"),
     "an emptied cache is remembered": ("estimator", "self._stack.clear()", "pass"),
 }
 

@@ -47,7 +47,10 @@ class IdleCache:
             if cached[index] not in self.users:
                 self.idle.pop(cached[index], None)
                 self.idle[cached[index]] = self.weights[index]
-        while sum(self.idle.values()) > self.limit:
+        self.squeeze(self.limit)
+
+    def squeeze(self, room: int) -> None:
+        while sum(self.idle.values()) > room:
             self.idle.popitem(last=False)
 
 
@@ -65,6 +68,7 @@ class Watcher(Protocol):
     def admit(self, request: int, keys: Sequence[Key], hittable: int, prompt_tokens: int, hit_tokens: int) -> None: ...
     def release(self, request: int, cached: Sequence[Key]) -> None: ...
     def clear(self) -> None: ...
+    def squeeze(self, room: int) -> None: ...
 
 
 class Truth:
@@ -91,6 +95,10 @@ class Truth:
         for cache in self.caches:
             cache.idle.clear()
 
+    def squeeze(self, room: int) -> None:
+        for cache in self.caches:
+            cache.squeeze(room)
+
 
 def chain_of(content: Sequence[int]) -> tuple[Key, ...]:
     """Return names of blocks, each of which holds all before it."""
@@ -98,7 +106,7 @@ def chain_of(content: Sequence[int]) -> tuple[Key, ...]:
 
 
 def run_traffic(seed: int, events: int, truth: Truth, watcher: Watcher) -> None:
-    """Let seeded requests come and go: forks, prefixes in use, repeated answers, aborts, preemptions, resets."""
+    """Let seeded requests come and go: forks, prefixes in use, repeated answers, aborts, resets, bursts."""
     rng = random.Random(seed)
     told = (truth, watcher)
     running: dict[int, Admitted] = {}
@@ -117,6 +125,10 @@ def run_traffic(seed: int, events: int, truth: Truth, watcher: Watcher) -> None:
         if rng.random() < 0.01 and truth.caches[-1].idle:
             for one in told:
                 one.clear()
+        if rng.random() < 0.05:  # a burst of requests takes most of the pool
+            room = rng.choice((0, 16, rng.randint(0, 400)))
+            for one in told:
+                one.squeeze(room)
 
 
 def _prompt(rng: random.Random, past: list[tuple[int, ...]]) -> tuple[int, ...]:
