@@ -95,6 +95,28 @@ def test_poll_returns_an_update_until_it_is_settled(subscribe: Callable[..., Sub
     assert get_instances(ledger_dir)[0].replicas[0].applied == Update(1, 7)
 
 
+def test_applied_updates_are_logged_once_each_in_words(
+    subscribe: Callable[..., Subscription], ledger_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each applied update, no limit and limit 0 among them, leaves one line, however often figures are reported."""
+    caplog.set_level("INFO", logger="kvcached")
+    subscription = subscribe()
+    cache = ToyCache()
+    policy = RetentionPolicy(cache, 16000)
+    for limit in (-1, 0, 7):
+        publish(limit, "engine", str(ledger_dir))
+        assert subscription.poll() == Update(policy.settled_revision + 1, limit)
+        settle(subscription, policy)
+        cache.active += 16
+        subscription.acknowledge(policy.report())
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("revision")]
+    assert said == [
+        "revision 1 applied: no limit, 0 idle",
+        "revision 2 applied: limit 0 tokens, 0 idle",
+        "revision 3 applied: limit 7 tokens, 0 idle",
+    ]
+
+
 def test_half_a_publication_is_not_taken_and_completes_later(
     subscribe: Callable[..., Subscription], ledger_dir: Path
 ) -> None:
@@ -325,6 +347,45 @@ def test_wait_ends_with_a_publication_or_at_the_deadline(
     threading.Timer(0.05, publish, (5, "engine", str(ledger_dir))).start()
     assert subscription.wait(time.monotonic() + PATIENCE_S)
     assert subscription.poll() == Update(1, 5)
+
+
+def test_wait_of_an_engine_without_a_registration(tmp_path: Path) -> None:
+    """Without a ledger directory a wait lasts until its deadline; a longer one ends with a publication."""
+    directory = tmp_path / "not" / "there"
+    subscription = Subscription(identity(), ["cpu-0"], str(directory))
+    subscription.start()
+    deadline = time.monotonic() + 0.1
+    assert subscription.wait(deadline) is False
+    assert time.monotonic() >= deadline
+    answers: list[bool] = []
+    waiter = threading.Thread(target=lambda: answers.append(subscription.wait(time.monotonic() + PATIENCE_S)))
+    waiter.start()
+    directory.mkdir(parents=True, mode=0o700)
+    until(lambda: subscription.registered)
+    assert publish(5, "engine", str(directory)).accepted
+    waiter.join()
+    assert answers == [True]
+    subscription.close()
+
+
+def test_woken_engine_is_registered_again_too(ledger_dir: Path) -> None:
+    """An engine that is woken by the watcher registers again after its ledger was removed, and is woken from there."""
+    woken = threading.Event()
+    subscription = Subscription(identity(), ["cpu-0"], str(ledger_dir), on_publication=woken.set)
+    subscription.start()
+    (ledger_dir / "cpu-0.ledger").unlink()
+    until(lambda: names(ledger_dir) == ["engine"])
+    publish(5, "engine", str(ledger_dir))
+    assert woken.wait(PATIENCE_S)
+    subscription.close()
+
+
+def test_process_ends_without_closing_its_subscription(ledger_dir: Path) -> None:
+    """The watcher does not keep an interpreter from ending, and the slot is free then."""
+    code = HOLD_A_SLOT.replace("time.sleep(600)", "")
+    with holder(ledger_dir, "engine", code=code) as process:
+        assert process.wait(PATIENCE_S) == 0
+    assert names(ledger_dir) == []
 
 
 def test_a_waiting_thread_does_not_hold_the_interpreter(subscribe: Callable[..., Subscription]) -> None:
