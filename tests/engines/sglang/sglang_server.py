@@ -89,6 +89,11 @@ def needs_old_release_shim() -> bool:
     return version("sglang").startswith(("0.5.15", "0.5.18"))
 
 
+def has_consensus_checker() -> bool:
+    """Return whether the release under test can compare its ranks by itself."""
+    return not version("sglang").startswith("0.5.15")
+
+
 def write_probe_entry_point(folder: Path) -> Path:
     """Make the probes a plugin of SGLang for processes that have ``folder`` on their path; returns it."""
     info = folder / "kvcached_probes-0.dist-info"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from sglang_server import Server, prompt, wait_until
+from sglang_server import Server, has_consensus_checker, prompt, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +111,10 @@ def test_ranks_stay_alike_under_changing_limits(
 
 
 def test_a_rank_that_evicts_alone_is_caught(serve: Serve, weighted_model: Path, say: Say) -> None:
-    """The same stress with one rank evicting on its own raises the alarm and ends the engine: that test can fail."""
+    """The same stress with one rank evicting on its own raises the alarm and ends the engine: that test can fail.
+
+    A release without a checker may go on with unlike trees; there it is the comparison of records that fails.
+    """
     server = serve(weighted_model, *PRECISE, environ=STRICT, probes=("record", "lone"))
     try:
         with Switcher(server):
@@ -122,5 +125,9 @@ def test_a_rank_that_evicts_alone_is_caught(serve: Serve, weighted_model: Path, 
     exit_code = server.wait_for_exit(60)
     alarms = [alarm for alarm in ALARMS if alarm in server.log()]
     say(f"exit code {exit_code}, alarms {alarms}")
-    assert alarms
-    assert exit_code not in (None, 0)
+    if alarms:
+        assert exit_code not in (None, 0)
+    else:
+        assert not has_consensus_checker()
+        records = server.records()
+        assert records[0, 0, 0] != records[0, 0, 1]
