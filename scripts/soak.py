@@ -20,9 +20,12 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from children import fork
 
 from kvcached.instances import get_instances
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
@@ -103,13 +106,15 @@ class Soak:
     def publish_and_die(self) -> None:
         """Publish from a process that is killed after a random time."""
         limit, life_s = self.random.choice(LIMITS), self.random.random() * 0.01
-        child = os.fork()
-        if child == 0:
-            while True:
-                publish(limit, INSTANCE, self.ledger_dir)
+        child = fork(partial(self._publish_for_ever, limit))
         time.sleep(life_s)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+    def _publish_for_ever(self, limit: int) -> None:
+        while True:
+            with suppress(LedgerDirectoryError):
+                publish(limit, INSTANCE, self.ledger_dir)
 
     def split(self) -> None:
         """Write to some members only."""

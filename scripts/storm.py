@@ -27,8 +27,11 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from children import fork
 
 from kvcached.instances import get_instances
 from kvcached.ledger import LedgerDirectory
@@ -169,11 +172,17 @@ class Rank:
 def run_rank(seed: int, shared: Shared, link: socket.socket) -> None:
     """Work off what rank 0 sends, in order."""
     rank = Rank(seed, shared)
-    with link.makefile("rwb") as stream:
+    with suppress(ConnectionError), link.makefile("rwb") as stream:  # a killed engine resets it
         while header := stream.read(4):
             update = pickle.loads(stream.read(struct.unpack("<I", header)[0]))  # noqa: S301 - from rank 0 alone
             stream.write(rank.step(update))
             stream.flush()
+
+
+def be_rank(seed: int, shared: Shared, others_end: socket.socket, link: socket.socket) -> None:
+    """Work off what comes through ``link``; the other end is the parent's alone, or its death would not be seen."""
+    others_end.close()
+    run_rank(seed, shared, link)
 
 
 def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
@@ -183,10 +192,7 @@ def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
     links = []
     for _ in range(1, RANKS):
         ours, theirs = socket.socketpair()
-        if os.fork() == 0:
-            ours.close()
-            run_rank(seed, shared, theirs)
-            os._exit(0)
+        fork(partial(be_rank, seed, shared, ours, theirs))
         theirs.close()
         links.append(ours.makefile("rwb"))
     rank = Rank(seed, shared)
@@ -288,9 +294,7 @@ def be_forking_engine(ledger_dir: str, _generator: random.Random, _shared: Share
     subscription = Subscription(identity(f"fork-{os.getpid()}"), GPUS, ledger_dir)
     subscription.start()
     for _ in range(2):
-        if os.fork() == 0:
-            time.sleep(0.2)
-            os._exit(0)
+        fork(partial(time.sleep, 0.2))
     while True:
         subscription.wait(time.monotonic() + 1)
 
@@ -347,16 +351,13 @@ class Storm:
 
     def fork(self, lane: int, run: Callable[[], None]) -> int:
         """Start a process of the storm; no other one that is alive may have its lane."""
-        child = os.fork()
-        if child == 0:
+
+        def count_apart() -> None:
             self.shared.lane = lane
             logging.disable(logging.CRITICAL)
-            status = 1
-            with suppress(KeyboardInterrupt):
-                run()
-                status = 0
-            os._exit(status)
-        return child
+            run()
+
+        return fork(count_apart)
 
     def start(self) -> None:
         """Start the engine and the readers."""
