@@ -89,6 +89,12 @@ def needs_old_release_shim() -> bool:
     return version("sglang").startswith(("0.5.15", "0.5.18"))
 
 
+def engine_path() -> list[str]:
+    """Return the folders that the release under test needs on Python's path."""
+    shim = [str(OLD_RELEASES)] if needs_old_release_shim() else []
+    return [*filter(None, [os.environ.get("PYTHONPATH")]), *shim]
+
+
 def has_consensus_checker() -> bool:
     """Return whether the release under test can compare its ranks by itself."""
     return not version("sglang").startswith("0.5.15")
@@ -127,9 +133,7 @@ class Server:
         load = [] if any(model.glob("*.safetensors")) else ["--load-format", "dummy"]
         self._command = [sys.executable, *entry, "--model-path", str(model), *load]
         self._command += [*OPTIONS, "--port", str(self.port), *options]
-        path = [str(probe_path), str(HERE / "probes"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        if needs_old_release_shim():
-            path.append(str(OLD_RELEASES))
+        path = [str(probe_path), str(HERE / "probes"), *engine_path()]
         self.environ = {
             **os.environ,
             **ENVIRONMENT,

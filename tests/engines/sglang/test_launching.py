@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_server import ENVIRONMENT, INSTANCE, bind_ranks, prompt
+from sglang_server import ENVIRONMENT, INSTANCE, bind_ranks, engine_path, prompt
 
 if TYPE_CHECKING:
     from conftest import Serve
@@ -27,6 +27,7 @@ def test_the_serve_command_is_governed(serve: Serve, plain_model: Path) -> None:
 def test_an_engine_inside_a_program_is_governed(plain_model: Path, tmp_path: Path) -> None:
     """An ``Engine`` object takes a limit over that the program around it publishes."""
     environ = {**os.environ, **ENVIRONMENT, **bind_ranks(), "KVCACHED_LEDGER_DIR": str(tmp_path / "ledgers")}
+    environ["PYTHONPATH"] = os.pathsep.join(engine_path())
     script = Path(__file__).parent / "support_engine.py"
     ran = subprocess.run(
         [sys.executable, str(script), str(plain_model), INSTANCE],
