@@ -105,12 +105,13 @@ def register(identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desire
     """
     gpus = sorted({check_gpu_id(gpu) for gpu in gpu_ids}, key=os.fsencode)
     rival = ""
-    for attempt in range(1, RIVAL_TRIES + 1):
+    for attempt in range(RIVAL_TRIES):
+        if attempt > 0:
+            time.sleep(secrets.SystemRandom().uniform(0, attempt * RIVAL_PAUSE_S))
         try:
             return _register_once(identity, gpus, ledger_dir, desired)
         except _RivalError as error:
             rival = str(error)
-            time.sleep(secrets.SystemRandom().uniform(0, attempt * RIVAL_PAUSE_S))
         except (LedgerDirectoryError, OSError, _native.NativeLibraryError) as error:
             raise RegistrationError(str(error)) from error
     raise InstanceNameTakenError(rival)
