@@ -169,20 +169,15 @@ class Rank:
         return self.cache.digest.digest()
 
 
-def run_rank(seed: int, shared: Shared, link: socket.socket) -> None:
-    """Work off what rank 0 sends, in order."""
+def run_rank(seed: int, shared: Shared, others_end: socket.socket, link: socket.socket) -> None:
+    """Work off what rank 0 sends, in order. The other end is rank 0's alone, or its death would not be seen."""
+    others_end.close()
     rank = Rank(seed, shared)
     with suppress(ConnectionError), link.makefile("rwb") as stream:  # a killed engine resets it
         while header := stream.read(4):
             update = pickle.loads(stream.read(struct.unpack("<I", header)[0]))  # noqa: S301 - from rank 0 alone
             stream.write(rank.step(update))
             stream.flush()
-
-
-def be_rank(seed: int, shared: Shared, others_end: socket.socket, link: socket.socket) -> None:
-    """Work off what comes through ``link``; the other end is the parent's alone, or its death would not be seen."""
-    others_end.close()
-    run_rank(seed, shared, link)
 
 
 def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
@@ -192,7 +187,7 @@ def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
     links = []
     for _ in range(1, RANKS):
         ours, theirs = socket.socketpair()
-        fork(partial(be_rank, seed, shared, ours, theirs))
+        fork(partial(run_rank, seed, shared, ours, theirs))
         theirs.close()
         links.append(ours.makefile("rwb"))
     rank = Rank(seed, shared)
