@@ -245,16 +245,19 @@ def bench_latency(*, realtime: bool = False) -> None:
                 done = {int(key): value for key, value in json.loads(report.read_text()).items()}
                 for position, stage in enumerate(("core woken", "its turn begun", "evicted", "acknowledged")):
                     taken = sorted((done[each][position] - began[each]) / 1000 for each in began if each in done)
-                    cuts = [taken[int(len(taken) * share)] for share in (0.5, 0.9, 0.99)]
-                    figures = f"p50 {cuts[0]:.0f}, p90 {cuts[1]:.0f}, p99 {cuts[2]:.0f}, max {taken[-1]:.0f} us"
-                    say(f"publication -> {stage}, engine idle, {name} ({len(taken)})", figures)
+                    median_us = say_times(f"publication -> {stage}, engine idle, {name}", taken)
                     if stage == "evicted":
-                        evicted_us = cuts[0]
-    bare = bench_wakes()
-    cuts = [bare[int(len(bare) * share)] for share in (0.5, 0.9, 0.99)]
-    figures = f"p50 {cuts[0]:.0f}, p90 {cuts[1]:.0f}, p99 {cuts[2]:.0f}, max {bare[-1]:.0f} us"
-    say(f"two bare wakes, process to thread to thread, 50 to 60 ms apart ({len(bare)})", figures)
-    say("publication -> evicted / two bare wakes, medians", f"{evicted_us / cuts[0]:.2f}")
+                        evicted_us = median_us
+    bare_us = say_times("two bare wakes, process to thread to thread, 50 to 60 ms apart", bench_wakes())
+    say("publication -> evicted / two bare wakes, medians", f"{evicted_us / bare_us:.2f}")
+
+
+def say_times(what: str, taken: list[float]) -> float:
+    """Print the percentiles of sorted microseconds; return the median."""
+    cuts = [taken[int(len(taken) * share)] for share in (0.5, 0.9, 0.99)]
+    figures = f"p50 {cuts[0]:.0f}, p90 {cuts[1]:.0f}, p99 {cuts[2]:.0f}, max {taken[-1]:.0f} us"
+    say(f"{what} ({len(taken)})", figures)
+    return cuts[0]
 
 
 def core_pid(running: Application) -> int:
