@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NATIVE = Path("native")
-SOURCES = [NATIVE / name for name in ("file.c", "guard.c", "slot.c", "bell.c", "audit.c")]
+SOURCES = [NATIVE / name for name in ("file.c", "slot.c", "isolate.c", "bell.c", "audit.c")]
 HEADERS = [NATIVE / name for name in ("kvledger.h", "layout.h", "handle.h", "kvledger.map")]
 LIBRARY = "kvcached/libkvledger.so"
 DECLARATIONS = "kvcached/_declarations.py"
@@ -54,7 +54,7 @@ def run_compiler(arguments: Sequence[str]) -> str:
 def compile_library(target: Path) -> None:
     """Compile and link the shared library."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    version_script = f"-Wl,--version-script={NATIVE / 'kvledger.map'},-z,defs,-z,relro,-z,now"
+    version_script = f"-Wl,--version-script={NATIVE / 'kvledger.map'},-z,defs,-z,relro,-z,now,-z,nodelete"
     flags = ["-std=c11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-fno-plt", *WARNINGS, version_script]
     run_compiler([*flags, "-o", str(target), *map(str, SOURCES)])
 

@@ -6,8 +6,8 @@ Everything here mirrors ``native/kvledger.h``, which is the contract; nothing he
 from __future__ import annotations
 
 import errno
+import math
 import os
-import sys
 import time
 from dataclasses import dataclass
 
@@ -33,10 +33,16 @@ class NativeLibraryError(Exception):
 class RefusedLedgerError(Exception):
     """A file is not a ledger that may be used. ``reason`` is one sentence; ``file`` says what was found."""
 
-    def __init__(self, reason: str, file: FileStatus) -> None:
+    def __init__(self, reason: str, file: FileStatus, *, other_version: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.file = file
+        self.other_version = other_version
+        """Whether it is a ledger that another release of this package uses."""
+
+
+class DamagedLedgerError(OSError):
+    """An open ledger was cut or overwritten: nothing read from it counts, and nothing may be written to it."""
 
 
 class TableFullError(Exception):
@@ -54,14 +60,14 @@ class FileStatus:
     uid: int
     gid: int
     mode: int
-    abi: int
+    format: int
 
 
 @dataclass(frozen=True)
 class Slot:
     """One live slot as it stands in the file; times are nanoseconds since the epoch.
 
-    ``consistent`` is False when the owner stopped in mid-report: its figures may then belong to two reports.
+    ``consistent`` is False when the report is not whole. It is then the report of an engine that has said nothing yet.
     """
 
     incarnation: int
@@ -139,14 +145,10 @@ def binding_version() -> str:
     return str(getattr(_cffi_backend, "__version__", "of unknown version"))
 
 
-def layout() -> int:
-    """Return the layout fingerprint of the library. Raises :class:`NativeLibraryError` if it does not load."""
-    return int(_load().lib.kvl_layout())
-
-
-def guard_mappings() -> None:
-    """Make sure that a truncated ledger does not end this process, whoever set signal handlers meanwhile."""
-    _check(_load().lib.kvl_guard(), "SIGBUS")
+def library_version() -> str:
+    """Return what the library calls itself. Raises :class:`NativeLibraryError` if it does not load."""
+    lib = _load().lib
+    return f"interface {lib.KVL_ABI}, ledger version {lib.KVL_FORMAT}"
 
 
 def create_ledger(directory_fd: int, name: str, mode: int) -> bool:
@@ -161,38 +163,64 @@ class Handle:
         """Open ``name`` in a directory. Raises :class:`RefusedLedgerError` or :class:`OSError`."""
         library = _load()
         self._ffi, self._lib = library.ffi, library.lib
+        self._pointer: Any = None
         status = self._ffi.new("struct kvl_file *")
         out = self._ffi.new("kvl_ledger **")
         code = self._lib.kvl_open(directory_fd, name.encode(), writable, status, out)
         self.file = FileStatus(
-            status.device, status.inode, status.size, status.links, status.uid, status.gid, status.mode, status.abi
+            status.device, status.inode, status.size, status.links, status.uid, status.gid, status.mode, status.format
         )
-        reason = self._refusal(code)
-        if reason is not None:
-            raise RefusedLedgerError(reason, self.file)
+        refusal = self._refusal(code)
+        if refusal is not None:
+            raise refusal
         _check(code, name)
-        self._ledger = out[0]
+        self._pointer = out[0]
 
-    def _refusal(self, code: int) -> str | None:
+    def _refusal(self, code: int) -> RefusedLedgerError | None:
         lib = self._lib
-        return {
+        reason = {
             lib.KVL_E_NOT_REGULAR: "not a regular file",
             lib.KVL_E_HARD_LINKED: f"has {self.file.links} names (hard links); a ledger has one",
             lib.KVL_E_SIZE: f"is {self.file.size} bytes long; a ledger has {lib.KVL_FILE_BYTES}",
             lib.KVL_E_MAGIC: "holds no ledger (wrong magic number)",
             lib.KVL_E_BYTE_ORDER: "was written by a machine of the other byte order",
-            lib.KVL_E_ABI: f"has ledger version {self.file.abi}; this library knows version {lib.KVL_ABI}",
-            lib.KVL_E_LAYOUT: f"has ledger version {lib.KVL_ABI}, but another layout of it",
+            lib.KVL_E_FORMAT: f"has ledger version {self.file.format}; this library knows version {lib.KVL_FORMAT}",
+            lib.KVL_E_LAYOUT: f"has ledger version {lib.KVL_FORMAT}, but another layout of it",
         }.get(code)
+        versions = {lib.KVL_E_BYTE_ORDER, lib.KVL_E_FORMAT, lib.KVL_E_LAYOUT}
+        return None if reason is None else RefusedLedgerError(reason, self.file, other_version=code in versions)
 
-    def release(self) -> None:
-        """Give all locks up; what was mapped stays readable."""
-        self._lib.kvl_release(self._ledger)
+    @property
+    def _ledger(self) -> Any:
+        if self._pointer is None:
+            message = "this ledger was closed"
+            raise ValueError(message)
+        return self._pointer
 
     def close(self) -> None:
-        """Release and unmap; words obtained from this handle may not be read afterwards. May be called twice."""
-        self._lib.kvl_close(self._ledger)
-        self._ledger = self._ffi.NULL
+        """Close the file and give up its locks. May be called twice; every other method raises ValueError afterwards."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            self._lib.kvl_close(pointer)
+
+    def check(self, path: str, revision: int = 0) -> str | None:
+        """Return why publishers cannot reach what is open here, or None if ``path`` still leads to it, whole.
+
+        For a handle that registered a slot, the registration is looked at as well; ``revision`` is one that its word had
+        before. Raises :class:`DamagedLedgerError` for a file that was cut or overwritten, and another :class:`OSError`
+        if it could not be looked at, which says neither.
+        """
+        lib = self._lib
+        code = lib.kvl_check(self._ledger, _AT_FDCWD, os.fsencode(path), revision)
+        reason = {
+            lib.KVL_E_REPLACED: "was removed or replaced",
+            lib.KVL_E_DISPLACED: "has another registration in this slot",
+            lib.KVL_E_SET_BACK: "was set back to an older state",
+            lib.KVL_E_UNLOCKED: "lost its lock, as when its descriptor is closed",
+        }.get(code)
+        if reason is None:
+            _check(code, path)
+        return reason
 
     def register(self, identity: Identity, member: int, members: int, incarnation: int, desired: Update) -> int:
         """Claim a slot and write who owns it; the index. Raises :class:`TableFullError` or :class:`OSError`."""
@@ -210,25 +238,35 @@ class Handle:
             raise TableFullError(message)
         return _check(code, "register")
 
-    def unregister(self, index: int) -> None:
-        """Give a slot back."""
-        _check(self._lib.kvl_unregister(self._ledger, index), "unregister")
+    def unregister(self) -> None:
+        """Stop owning the slot; it stays readable here, and is free for others after :meth:`close`."""
+        _check(self._lib.kvl_unregister(self._ledger), "unregister")
 
     def live_slots(self) -> list[tuple[int, Slot]]:
-        """Return the live slots with their indices."""
-        raw = self._ffi.new("struct kvl_slot *")
-        return [
-            (index, self._slot_of(raw))
-            for index in range(self._lib.KVL_SLOTS)
-            if self._lib.kvl_read_slot(self._ledger, index, raw) == 1
-        ]
+        """Return the live slots with their indices. Raises :class:`OSError` if that cannot be found out."""
+        slots = ((index, self.read_slot(index)) for index in range(self._lib.KVL_SLOTS))
+        return [(index, slot) for index, slot in slots if slot is not None]
 
     def read_slot(self, index: int) -> Slot | None:
-        """Return one slot, or None if nobody owns it."""
+        """Return one slot, or None if nobody owns it. Raises :class:`OSError` if that cannot be found out."""
         raw = self._ffi.new("struct kvl_slot *")
-        return self._slot_of(raw) if self._lib.kvl_read_slot(self._ledger, index, raw) == 1 else None
+        code = self._lib.kvl_read_slot(self._ledger, index, raw)
+        if code == -errno.EAGAIN:  # written to without a pause, which no engine does: not to be read
+            return None
+        _check(code, "whether a slot is alive")
+        return None if code == self._lib.KVL_DEAD else self._slot_of(raw, whole=code == self._lib.KVL_ALIVE)
 
-    def _slot_of(self, raw: Any) -> Slot:
+    def is_blank(self, index: int) -> bool:
+        """Return whether no engine ever registered in this slot."""
+        word = self._ffi.new("uint64_t *")
+        return bool(self._lib.kvl_desired(self._ledger, index, 0, word) == 0)
+
+    def desired(self, index: int, incarnation: int) -> Update | None:
+        """Return the desired pair of a slot that carries ``incarnation``, alive or not; None if it does not, or is lost."""
+        word = self._ffi.new("uint64_t *")
+        return unpack(word[0]) if self._lib.kvl_desired(self._ledger, index, incarnation, word) == 0 else None
+
+    def _slot_of(self, raw: Any, *, whole: bool) -> Slot:
         return Slot(
             incarnation=raw.incarnation,
             desired=unpack(raw.desired),
@@ -237,9 +275,9 @@ class Handle:
             member=raw.identity.member,
             members=raw.identity.members,
             pid=raw.identity.pid,
-            report=self._report_of(raw.report),
+            report=self._report_of(raw.report) if whole else _silent(raw.identity.startup_limit),
             reported_ns=raw.report.reported_ns,
-            consistent=bool(raw.report.consistent),
+            consistent=whole,
         )
 
     def _identity_of(self, raw: Any) -> Identity:
@@ -274,20 +312,24 @@ class Handle:
         return text if text.isprintable() else "".join(mark if mark.isprintable() else "\ufffd" for mark in text)
 
     def is_owned(self, index: int, incarnation: int) -> bool:
-        """Return whether ``incarnation`` still owns the slot."""
-        return bool(self._lib.kvl_is_owned(self._ledger, index, incarnation))
+        """Return whether ``incarnation`` still owns the slot. Raises :class:`OSError` if that cannot be found out."""
+        return _check(self._lib.kvl_is_owned(self._ledger, index, incarnation), "whether a slot is owned") == 1
 
-    def raise_desired(self, index: int, incarnation: int, update: Update) -> tuple[bool, Update]:
+    def raise_desired(
+        self, index: int, incarnation: int, update: Update, record: AuditRecord | None = None
+    ) -> tuple[bool, Update]:
         """Publish ``update`` if its revision is higher; return whether it was, and the pair found.
 
-        Raises :class:`ProcessLookupError` if ``incarnation`` does not own the slot any more.
+        ``record`` is appended to the file's record, with the pairs before and after filled in. Raises
+        :class:`ProcessLookupError` if ``incarnation`` does not own the slot any more.
         """
         found = self._ffi.new("uint64_t *")
-        code = _check(self._lib.kvl_raise(self._ledger, index, incarnation, pack(update), found), "raise")
+        raw = self._ffi.NULL if record is None else self._audit_to(record)
+        code = _check(self._lib.kvl_raise(self._ledger, index, incarnation, pack(update), raw, found), "raise")
         return code == self._lib.KVL_RAISED, unpack(found[0])
 
-    def acknowledge(self, index: int, report: Report) -> None:
-        """Write a report into a slot of one's own. Raises :class:`OSError` after a fork."""
+    def acknowledge(self, report: Report) -> None:
+        """Write a report into the slot that this handle registered. Raises :class:`OSError` after a fork."""
         raw = self._ffi.new("struct kvl_report *")
         raw.applied, raw.settled_revision = pack(report.applied), report.settled_revision
         raw.outcome = _OUTCOME_CODES[report.outcome]
@@ -295,27 +337,34 @@ class Handle:
         raw.capacity, raw.evicted = report.capacity_tokens, report.evicted_tokens
         raw.eviction_errors = report.eviction_errors
         raw.reason = _cut(report.reason, self._lib.KVL_REASON_BYTES)
-        _check(self._lib.kvl_acknowledge(self._ledger, index, raw), "acknowledge")
-
-    def desired_word(self, index: int) -> Word:
-        """Return the place of a desired word; it may be read until the handle is closed."""
-        return Word(self, self._lib.kvl_desired_word(self._ledger, index))
+        _check(self._lib.kvl_acknowledge(self._ledger, raw), "acknowledge")
 
     def audit(self, record: AuditRecord) -> None:
-        """Append a publication to the file's bounded record."""
+        """Append to the file's bounded record of publications."""
+        _check(self._lib.kvl_audit_write(self._ledger, self._audit_to(record)), "audit")
+
+    def _audit_to(self, record: AuditRecord) -> Any:
         raw = self._ffi.new("struct kvl_audit *")
         raw.when_ns, raw.before, raw.after = record.when_ns, pack(record.before), pack(record.after)
         raw.uid, raw.pid = record.uid, record.pid
         raw.instance = record.instance_name.encode()
         raw.program = _cut(record.program, self._lib.KVL_PROGRAM_BYTES)
         raw.note = _cut(record.note, self._lib.KVL_NOTE_BYTES)
-        _check(self._lib.kvl_audit_write(self._ledger, raw), "audit")
+        return raw
 
     def audits(self) -> list[AuditRecord]:
-        """Return the recorded publications, newest first, without those that were overwritten half-way."""
-        raw = self._ffi.new("struct kvl_audit *")
-        indices = range(self._lib.KVL_AUDIT_RECORDS)
-        return [self._audit_of(raw) for index in indices if self._lib.kvl_audit_read(self._ledger, index, raw) == 1]
+        """Return the recorded publications, newest first, without those that were not written whole."""
+        return self._read_audits()[0]
+
+    def audits_written(self) -> int:
+        """Return how many publications were ever recorded in this file; it keeps the last ``KVL_AUDIT_RECORDS``."""
+        return self._read_audits()[1]
+
+    def _read_audits(self) -> tuple[list[AuditRecord], int]:
+        raw = self._ffi.new("struct kvl_audit[]", self._lib.KVL_AUDIT_RECORDS)
+        written = self._ffi.new("uint64_t *")
+        count = _check(self._lib.kvl_audit_read(self._ledger, raw, written), "audit")
+        return [self._audit_of(raw[index]) for index in range(count)], int(written[0])
 
     def _audit_of(self, raw: Any) -> AuditRecord:
         return AuditRecord(
@@ -331,73 +380,68 @@ class Handle:
 
     def bell(self, bell: int) -> int:
         """Return a doorbell's count; take it before looking for what it announces."""
-        return int(self._lib.kvl_bell(self._ledger, bell))
+        count = self._ffi.new("uint32_t *")
+        _check(self._lib.kvl_bell(self._ledger, bell, count), "bell")
+        return int(count[0])
 
     def ring(self, bell: int) -> None:
-        """Ring a doorbell."""
+        """Ring a doorbell. Nobody hears that of a lost or read-only file, which is no error here."""
         self._lib.kvl_ring(self._ledger, bell)
 
     def wait(self, bell: int, seen: int, deadline: float) -> bool:
         """Sleep until the bell's count differs from ``seen``, or until ``time.monotonic()`` reaches ``deadline``.
 
         Returns whether it rang. Runs Python's signal handlers when interrupted, and releases the interpreter lock.
+        Raises :class:`DamagedLedgerError` for a file that was cut, and ValueError for a deadline that is not a number.
         """
-        deadline_ns = int(min(deadline, _FAR_FUTURE) * 1e9)
+        if math.isnan(deadline):
+            message = "the deadline is not a number"
+            raise ValueError(message)
+        deadline_ns = int(max(0.0, min(deadline, _FAR_FUTURE)) * 1e9)
         while True:
             code = self._lib.kvl_wait(self._ledger, bell, seen, deadline_ns)
             if code == 0:
                 return True
-            if code != -errno.EINTR or time.monotonic() >= deadline:
+            if code == -errno.ETIMEDOUT or (code == -errno.EINTR and time.monotonic() >= deadline):
                 return False
-
-    def is_lost(self) -> bool:
-        """Return whether the file was truncated under the mapping."""
-        return bool(self._lib.kvl_is_lost(self._ledger))
+            if code != -errno.EINTR:
+                _check(code, "wait")
 
 
 _FAR_FUTURE = float(2**33)  # seconds; what a wait without end sleeps until
 
-
-class Word:
-    """Where a desired word stands. Keeps its handle's mapping from being collected."""
-
-    def __init__(self, handle: Handle, pointer: Any) -> None:
-        self.handle = handle
-        self.pointer = pointer
-
-    def value(self) -> int:
-        """Return the word as it stands, also that of a slot which nobody owns."""
-        return int(self.pointer[0])
-
-    def revision_view(self) -> memoryview:
-        """Return a view whose item 0 is the word's revision: the hot look, one aligned load without a call.
-
-        Half the word is enough, because words are only ever raised; and a small integer is cheaper than a large one.
-        """
-        upper_half = slice(4, 8) if sys.byteorder == "little" else slice(0, 4)
-        return memoryview(_load().ffi.buffer(self.pointer, 8))[upper_half].cast("I").toreadonly()
+_AT_FDCWD = -100  # linux/fcntl.h: paths that are not absolute start at the working directory
 
 
 class Agreement:
-    """Compares the desired words of all members of a replica in one call."""
+    """Compares the desired words of all members of a replica in one call; for the handles that registered them."""
 
-    def __init__(self, words: Sequence[Word]) -> None:
+    def __init__(self, handles: Sequence[Handle]) -> None:
         library = _load()
         self._agree = library.lib.kvl_agree
-        self._words = library.ffi.new("uint64_t *[]", [word.pointer for word in words])
-        self._keep = tuple(words)
-        self._count = len(words)
+        self._handles = tuple(handles)
+        self._ledgers = library.ffi.new("kvl_ledger *[]", [handle._ledger for handle in handles])  # noqa: SLF001
         self._out = library.ffi.new("uint64_t *")
 
     def pair(self) -> Update | None:
-        """Return the pair that stands in all members, or None while they differ."""
-        if self._agree(self._words, self._count, self._out) == 1:
+        """Return the pair that is stored in all members under their incarnation, or None while they differ."""
+        if self._agree(self._ledgers, len(self._handles), self._out) == 1:
             return unpack(self._out[0])
         return None
 
 
+def _silent(startup_limit_tokens: int) -> Report:
+    """Return the report of an engine that has said nothing yet."""
+    return Report(Update(0, startup_limit_tokens), 0, Outcome.STARTUP, "", 0, 0, 0, 0, 0)
+
+
+_LAST_ERRNO = -1000  # codes below are the library's own
+
+
 def _check(code: int, subject: str) -> int:
-    """Turn a negated errno into the :class:`OSError` it stands for."""
+    """Turn a negated errno into the :class:`OSError` it stands for, and a lost ledger into its own."""
+    if code < _LAST_ERRNO:
+        raise DamagedLedgerError(errno.EIO, "the ledger was damaged: cut, overwritten or replaced", subject)
     if code < 0:
         raise OSError(-code, os.strerror(-code), subject)
     return code

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SUFFIX = ".ledger"
 ADVICE_SUFFIX = ".advice"
+DAMAGED_SUFFIX = ".damaged"
+"""What is appended to the name of a ledger that was damaged under its engine and set aside."""
 
 LOCK_RETRY_S = 0.01
 """How often a busy registration lock is tried again."""
@@ -54,12 +56,11 @@ class Ledger:
     def is_current(self) -> bool:
         """Return whether the path still leads to the file that is open here, whole and under its name."""
         try:
-            found = os.stat(self.path, follow_symlinks=False)
-        except OSError:
+            return self.handle.check(self.path) is None
+        except _native.DamagedLedgerError:
             return False
-        opened = self.handle.file
-        same = (found.st_dev, found.st_ino, found.st_size) == (opened.device, opened.inode, opened.size)
-        return same and found.st_nlink == 1 and not self.handle.is_lost()
+        except OSError:
+            return True  # it could not be looked at, which says nothing about the file
 
 
 class LedgerDirectory:
@@ -198,10 +199,33 @@ class LedgerDirectory:
             message = f"ledger {where} cannot be made: {error.strerror}; directory{ownership(self.path)}"
             raise LedgerDirectoryError(message) from error
 
+    def set_aside(self, gpu: str, file: _native.FileStatus) -> bool:
+        """Rename the ledger of a GPU to ``….damaged`` if it is still ``file``, which its engine saw damaged.
+
+        So that a good one can be made. A file that another release wrote over it is left alone. Returns whether it was
+        renamed. Raises :class:`OSError`. Hold the registration lock: another engine on the GPU does the same.
+        """
+        name = check_gpu_id(gpu) + SUFFIX
+        try:
+            found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        if (found.st_dev, found.st_ino) != (file.device, file.inode) or self._is_of_other_version(name):
+            return False
+        os.rename(name, name + DAMAGED_SUFFIX, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        return True
+
+    def _is_of_other_version(self, name: str) -> bool:
+        try:
+            _native.Handle(self._fd, name, writable=False).close()
+        except _native.RefusedLedgerError as error:
+            return error.other_version
+        return False
+
     def sweep(self) -> None:
-        """Remove what creations that were killed half-way left behind; one that is at work starts over."""
+        """Remove what writers of advice pages that were killed half-way left behind."""
         for name in os.listdir(self._fd):
-            if name.startswith(".") and name.endswith(".new") and (SUFFIX in name or ADVICE_SUFFIX in name):
+            if name.startswith(".") and name.endswith(".new") and ADVICE_SUFFIX in name:
                 try:
                     os.unlink(name, dir_fd=self._fd)
                 except OSError:

@@ -175,32 +175,35 @@ def _publish_in(
         first, *others = found.warnings
         return replace(nothing, status=found.status, warnings=(f"{first}{written}", *others))
     replicas, newest, refused = found.replicas, found.newest, found.refused
-    attempt = _publish_to(replicas, nothing.limit_tokens, newest, may_restart=if_revision is None)
+    attempt = _publish_to(replicas, nothing.limit_tokens, newest, note=note, may_restart=if_revision is None)
     if attempt is None:
         warning = f"revisions are used up at {MAX_REVISION}: restart the engine, which begins at 0 again"
         return replace(nothing, warnings=(warning,))
-    attempt.finish(note)
+    attempt.finish()
     return _result(attempt, nothing, (*advice(replicas, nothing.limit_tokens), *refused))
 
 
 class _Attempt:
     """One revision on its way through all members."""
 
-    def __init__(self, update: Update) -> None:
+    def __init__(self, update: Update, record: _native.AuditRecord) -> None:
         self.update = update
+        self._record = record
         self.results: list[MemberResult] = []
-        self._written: list[tuple[int, Member, Update]] = []
+        self._written: list[tuple[int, Member]] = []
 
     def raise_replica(self, replica: Replica) -> int | None:
         """Raise the members in order. Returns a revision to start over above, or None."""
         for position, member in enumerate(replica.members):
             try:
-                raised, found = member.ledger.handle.raise_desired(member.index, member.slot.incarnation, self.update)
+                raised, found = member.ledger.handle.raise_desired(
+                    member.index, member.slot.incarnation, self.update, self._record
+                )
             except OSError as error:
                 self._note(member, FAILED, None, _failure(error))
                 continue
             if raised:
-                self._written.append((len(self.results), member, found))
+                self._written.append((len(self.results), member))
                 self._note(member, PUBLISHED, self.update, None)
             elif found.revision == self.update.revision and (position == 0 or found != self.update):
                 return found.revision  # another publisher's revision: this limit needs one of its own
@@ -225,30 +228,41 @@ class _Attempt:
             )
             self.results.append(MemberResult(UNKNOWN_GPU, replica.slot.identity.replica, FAILED, None, None, error))
 
-    def finish(self, note: str) -> None:
-        """Ring the doorbells, leave a record, and confirm that what was written still belongs to the engine.
+    def finish(self) -> None:
+        """Ring the doorbells and confirm that what was written still belongs to the engine.
 
         An engine whose ledger was replaced gives its slots up before it looks at them for the last time, so a slot that
         is still owned here will be seen by it.
         """
-        record = _audit_record(self.update, note)
-        for _, member, _ in self._written:
+        for _, member in self._written:
             member.ledger.handle.ring(_native.PUBLISHED)
-        for position, member, found in self._written:
-            handle = member.ledger.handle
-            handle.audit(replace(record, before=found, instance_name=member.slot.identity.instance_name))
-            if not (handle.is_owned(member.index, member.slot.incarnation) and member.ledger.is_current()):
-                error = "the engine ended, or its ledger was replaced, while publishing; publish again"
+        for position, member in self._written:
+            error = _lost_since(member)
+            if error is not None:
                 self.results[position] = replace(self.results[position], status=FAILED, error=error)
 
 
-def _publish_to(replicas: Sequence[Replica], limit_tokens: int, newest: int, *, may_restart: bool) -> _Attempt | None:
+def _lost_since(member: Member) -> str | None:
+    """Return why what was written to a member may not reach its engine, or None."""
+    try:
+        owned = member.ledger.handle.is_owned(member.index, member.slot.incarnation)
+    except OSError as error:
+        return _failure(error)
+    if owned and member.ledger.is_current():
+        return None
+    return "the engine ended, or its ledger was replaced, while publishing; publish again"
+
+
+def _publish_to(
+    replicas: Sequence[Replica], limit_tokens: int, newest: int, *, note: str = "", may_restart: bool
+) -> _Attempt | None:
     """Publish under the revision after ``newest``, or a higher one if others take it; None if there is none left."""
     attempt = None
     for _ in range(MAX_ATTEMPTS):
         if newest >= MAX_REVISION:
             return None
-        attempt = _Attempt(Update(newest + 1, limit_tokens))
+        update = Update(newest + 1, limit_tokens)
+        attempt = _Attempt(update, _audit_record(update, replicas[0].slot.identity.instance_name, note))
         above = _raise_all(attempt, replicas)
         if above is None:
             return attempt
@@ -313,9 +327,9 @@ def _failure(error: OSError) -> str:
     return f"{error.strerror} (errno {error.errno})"
 
 
-def _audit_record(update: Update, note: str) -> _native.AuditRecord:
+def _audit_record(update: Update, instance_name: str, note: str) -> _native.AuditRecord:
     program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
     if program == "__main__.py":
         program = "kvcached-control"
     nobody = Update(0, UNLIMITED)
-    return _native.AuditRecord(time.time_ns(), nobody, update, os.getuid(), os.getpid(), "", program, note)
+    return _native.AuditRecord(time.time_ns(), nobody, update, os.getuid(), os.getpid(), instance_name, program, note)

@@ -51,8 +51,7 @@ class SlotPlace:
 class Registration:
     """The slots of one replica: one per member, in byte order of the GPU ids.
 
-    Publishers write the last member last, so its word is the one to look at: item 0 of ``newest`` is the revision that
-    stands there now, and ``last_handle`` has the doorbell that is rung when a publication is complete.
+    Publishers write the last member last and ring its doorbell: that is the one to listen to.
     """
 
     def __init__(self, identity: Identity, ledgers: Sequence[Ledger], desired: Update) -> None:
@@ -63,40 +62,80 @@ class Registration:
             ledger.handle.register(identity, member, len(ledgers), self.incarnation, desired)
             for member, ledger in enumerate(ledgers)
         ]
-        words = [ledger.handle.desired_word(slot) for ledger, slot in zip(ledgers, self._slots, strict=True)]
-        self._agreement = _native.Agreement(words)
-        self.newest = words[-1].revision_view()
+        self._agreement = _native.Agreement([ledger.handle for ledger in ledgers])
         self.first_place = SlotPlace(ledgers[0].gpu, self._slots[0], self.incarnation)
-        self.last_handle = ledgers[-1].handle
+        self._last = ledgers[-1].handle
 
     def agreed(self) -> Update | None:
-        """Return the pair that stands in all members, or None while they differ."""
+        """Return the pair that all members carry, or None while they differ."""
         return self._agreement.pair()
 
+    def words(self) -> list[Update | None]:
+        """Return each member's own word, None where it is lost; also after :meth:`unregister`."""
+        return [
+            ledger.handle.desired(slot, self.incarnation)
+            for ledger, slot in zip(self.ledgers, self._slots, strict=True)
+        ]
+
+    def bell(self) -> int:
+        """Return the count of the doorbell; take it before looking for what it announces. Raises :class:`OSError`."""
+        return self._last.bell(_native.PUBLISHED)
+
+    def sleep(self, seen: int, deadline: float) -> None:
+        """Sleep until the doorbell's count differs from ``seen``, or until ``deadline``. Raises :class:`OSError`."""
+        self._last.wait(_native.PUBLISHED, seen, deadline)
+
     def acknowledge(self, report: Report) -> None:
-        """Write ``report`` into all members' slots and ring who waits for it."""
-        for ledger, slot in zip(self.ledgers, self._slots, strict=True):
-            ledger.handle.acknowledge(slot, report)
+        """Write ``report`` into all members' slots and ring who waits for it. Raises :class:`OSError`."""
+        for ledger in self.ledgers:
+            ledger.handle.acknowledge(report)
         self.ledgers[0].handle.ring(_native.ACKNOWLEDGED)
 
-    def is_current(self) -> bool:
-        """Return whether every path still leads to the file that is registered in."""
-        return all(ledger.is_current() for ledger in self.ledgers)
+    def faults(self, revision: int) -> list[Fault]:
+        """Return what keeps publishers from reaching this registration, whose words once had ``revision``."""
+        return [fault for ledger in self.ledgers if (fault := _fault_of(ledger, revision)) is not None]
 
-    def release(self) -> None:
-        """Give the slots up and wake a thread that sleeps on their doorbell; the memory stays readable."""
+    def unregister(self) -> None:
+        """Give the slots up and wake a thread that sleeps on their doorbell; the words stay readable."""
         for ledger in self.ledgers:
-            ledger.handle.release()
-        self.last_handle.ring(_native.PUBLISHED)
+            try:
+                ledger.handle.unregister()
+            except OSError:
+                continue  # its lock is gone already
+        self._last.ring(_native.PUBLISHED)
 
     def close(self) -> None:
-        """Unmap the ledgers; no thread may look at a word of this registration any more."""
+        """Close the ledgers; no thread may be in a method of this registration, or call one later."""
         for ledger in self.ledgers:
             ledger.handle.close()
 
 
-def register(identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desired: Update) -> Registration:
+@dataclass(frozen=True)
+class Fault:
+    """Why publishers cannot reach one member of a registration. ``damaged``: the file itself is spoilt."""
+
+    gpu: str
+    file: _native.FileStatus
+    reason: str
+    damaged: bool
+
+
+def _fault_of(ledger: Ledger, revision: int) -> Fault | None:
+    try:
+        reason = ledger.handle.check(ledger.path, revision)
+    except _native.DamagedLedgerError:
+        return Fault(ledger.gpu, ledger.handle.file, "was cut or overwritten", damaged=True)
+    except OSError:
+        return None  # it could not be looked at, which says nothing about the file
+    return None if reason is None else Fault(ledger.gpu, ledger.handle.file, reason, damaged=False)
+
+
+def register(
+    identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desired: Update, damaged: Sequence[Fault] = ()
+) -> Registration:
     """Register a replica in the ledgers of all its GPUs, making directory and files where they are missing.
+
+    Files that were ``damaged`` under this engine are set aside first, if nobody else did that already.
 
     Raises:
         InstanceNameTakenError: a live engine has this name and replica.
@@ -109,7 +148,7 @@ def register(identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desire
         if attempt > 0:
             time.sleep(secrets.SystemRandom().uniform(0, attempt * RIVAL_PAUSE_S))
         try:
-            return _register_once(identity, gpus, ledger_dir, desired)
+            return _register_once(identity, gpus, ledger_dir, desired, damaged)
         except _RivalError as error:
             rival = str(error)
         except (LedgerDirectoryError, OSError, _native.NativeLibraryError) as error:
@@ -121,10 +160,14 @@ class _RivalError(Exception):
     """Another registration of the same name was made at the same moment."""
 
 
-def _register_once(identity: Identity, gpus: Sequence[str], ledger_dir: str, desired: Update) -> Registration:
+def _register_once(
+    identity: Identity, gpus: Sequence[str], ledger_dir: str, desired: Update, damaged: Sequence[Fault]
+) -> Registration:
     with LedgerDirectory(ledger_dir, writable=True, create=_may_create(ledger_dir)) as directory:
         directory.lock(time.monotonic() + LOCK_PATIENCE_S)
         try:
+            for fault in damaged:
+                directory.set_aside(fault.gpu, fault.file)
             return _register_in(identity, gpus, directory, desired)
         finally:
             directory.unlock()

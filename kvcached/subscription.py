@@ -8,20 +8,19 @@ reaches the engine as an exception; it serves on without control, says so, and i
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvcached import _native
 from kvcached.registration import InstanceNameTakenError, RegistrationError, register
+from kvcached.resumption import resume_from
 from kvcached.values import UNLIMITED, Outcome, Report, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvcached.registration import Registration, SlotPlace
+    from kvcached.registration import Fault, Registration, SlotPlace
     from kvcached.values import Identity
 
 HOUSEKEEPING_S = 1.0
@@ -29,6 +28,9 @@ HOUSEKEEPING_S = 1.0
 
 REFRESH_S = 0.25
 """How often a busy engine's figures are written at most."""
+
+DAMAGE_PAUSE_S = 0.05
+"""How long a thread that meets a lost ledger waits before it looks again; the watcher registers anew meanwhile."""
 
 WARN_AGAIN_S = 60.0
 """How often standing trouble with the ledger is logged."""
@@ -65,16 +67,16 @@ class Subscription:
         self._gpu_ids = tuple(gpu_ids)
         self._ledger_dir = ledger_dir
         self._on_publication = on_publication
-        # The hot look compares these two. Words are only ever raised, so a word that changed has another revision.
-        self._newest = _private_revision(0)
+        self._unsettled: Update | None = None  # what poll returns; set where the ledger is read, cleared when settled
         self._settled_revision = 0
-        self._offered = Update(0, identity.startup_limit_tokens)
+        self._taken = Update(0, identity.startup_limit_tokens)  # the newest pair that all members carried
         self._rejected = Update(0, 0)
         self._report: Report | None = None
         self._next_refresh = 0.0
-        self._lock = threading.Lock()  # guards the registration and all of the above but the hot look
+        self._lock = threading.Lock()  # guards the registration and all of the above but what poll reads
+        self._handles = threading.Lock()  # held while wait uses a registration: nobody closes it meanwhile
         self._registration: Registration | None = None
-        self._retired: list[Registration] = []  # released, but the scheduler may be looking at their words
+        self._damaged: tuple[Fault, ...] = ()  # files that the next registration sets aside
         self._stopping = threading.Event()
         self._registered = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="kvcached-watcher", daemon=True)
@@ -105,25 +107,29 @@ class Subscription:
         return None if registration is None else registration.first_place
 
     def poll(self) -> Update | None:
-        """Return the newest complete publication that is not settled yet, or None. The hot path.
+        """Return the newest complete publication that is not settled yet, or None. The hot path: one attribute.
 
-        The same update is returned until :meth:`acknowledge` reports it settled (applied or rejected): comparing with
-        what was merely seen would lose a publication that was met half-way.
+        The same update is returned until :meth:`acknowledge` reports it settled (applied or rejected), or a newer one is
+        read. The ledger is read by the watcher, when its doorbell rings, and by :meth:`wait`.
         """
-        if self._newest[0] == self._settled_revision:
-            return None
-        return self._look()
+        return self._unsettled
 
-    def _look(self) -> Update | None:
+    def _look(self, registration: Registration) -> bool:
+        """Read the ledger; return whether something is unsettled."""
         with self._lock:
-            update = self._registration.agreed() if self._registration is not None else None
-            if update is None or update.revision <= self._settled_revision:
-                return None
-            self._offered = update
-            if update.limit_tokens >= UNLIMITED:
-                return update
+            if registration is self._registration:
+                update = registration.agreed()
+                if update is not None and update.revision > self._taken.revision:
+                    self._take(update)
+            return self._unsettled is not None
+
+    def _take(self, update: Update) -> None:
+        self._taken = update
+        if update.limit_tokens >= UNLIMITED:
+            self._unsettled = update
+        else:
+            self._unsettled = None
             self._reject_invalid(update)
-            return None
 
     def acknowledge(self, report: Report) -> None:
         """Report what the engine holds to; settles the polled update once the report's revision covers it.
@@ -132,6 +138,8 @@ class Subscription:
         """
         with self._lock:
             self._settled_revision = max(self._settled_revision, report.settled_revision)
+            if self._unsettled is not None and self._unsettled.revision <= self._settled_revision:
+                self._unsettled = None
             if self._rejected.revision > report.settled_revision:
                 report = _as_invalid(report, self._rejected)
             if report != self._report:
@@ -139,9 +147,6 @@ class Subscription:
                 self._write()
                 if report.applied.revision > (before.applied.revision if before is not None else 0):
                     _log_applied(report)
-            for registration in self._retired:  # this is the scheduler's thread: it looks at none of them now
-                registration.close()
-            self._retired.clear()
 
     def refresh(self, report_of: Callable[[], Report], *, idle: bool = False) -> None:
         """Report the engine's figures if the last report is older than ``REFRESH_S`` seconds.
@@ -156,36 +161,52 @@ class Subscription:
     def wait(self, deadline: float) -> bool:
         """Sleep until something unsettled was published; False when ``time.monotonic()`` reached ``deadline`` first.
 
-        For an engine whose scheduler thread sleeps here while it idles.
+        For an engine whose scheduler thread sleeps here while it idles. :meth:`close` ends it at once, with False.
         """
-        while True:
-            registration = self._registration
-            if registration is None:
-                if not self._registered.wait(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)):
-                    return False
-                continue
-            seen = registration.last_handle.bell(_native.PUBLISHED)  # before looking for what it announces
-            if registration is self._registration and self.poll() is not None:
-                return True
-            if time.monotonic() >= deadline:
+        while not self._stopping.is_set():
+            with self._handles:
+                registration = self._registration
+                if registration is not None and self._listen_once(registration, deadline):
+                    return True
+            now = time.monotonic()
+            if now >= deadline:
                 return False
+            if registration is None:
+                self._registered.wait(min(deadline - now, HOUSEKEEPING_S))
+        return False
+
+    def _listen_once(self, registration: Registration, deadline: float) -> bool:
+        """Return whether something is unsettled, after a sleep on the doorbell unless that was so at once."""
+        try:
+            seen = registration.bell()  # before looking for what it announces
+            if self._look(registration):
+                return True
             # A publisher killed between its last store and the doorbell leaves nothing to hear: look by oneself, too.
-            registration.last_handle.wait(_native.PUBLISHED, seen, min(deadline, time.monotonic() + HOUSEKEEPING_S))
+            registration.sleep(seen, min(deadline, time.monotonic() + HOUSEKEEPING_S))
+        except OSError as error:  # the ledger is lost: the watcher registers anew
+            _log.debug("the ledger cannot be listened to: %s", error)
+            self._stopping.wait(min(DAMAGE_PAUSE_S, max(0.0, deadline - time.monotonic())))
+        return False
 
     def close(self) -> None:
-        """Give the slots back and stop the watcher. No other method may be called afterwards."""
+        """Give the slots back, stop the watcher and end a :meth:`wait` in another thread. May be called twice.
+
+        ``poll`` and ``acknowledge`` do nothing afterwards.
+        """
         self._stopping.set()
+        self._registered.set()  # whoever waits for a registration
         with self._lock:
-            if self._registration is not None:
-                self._registration.release()
+            registration, self._registration = self._registration, None
+            if registration is not None:
+                registration.unregister()
         if self._watcher.is_alive():
             self._watcher.join()
-        with self._lock:
-            self._newest = _private_revision(self._settled_revision)
-            for registration in [*self._retired, *([self._registration] if self._registration else [])]:
-                registration.close()
-            self._retired.clear()
-            self._registration = None
+        if registration is not None:
+            self._dispose(registration)
+
+    def _dispose(self, registration: Registration) -> None:
+        with self._handles:
+            registration.close()
 
     def _reject_invalid(self, update: Update) -> None:
         """Settle a word that makes no sense, which only a broken or hostile publisher writes."""
@@ -193,7 +214,7 @@ class Subscription:
             "revision %d has the limit %d, which means nothing: not applied", update.revision, update.limit_tokens
         )
         self._rejected = update
-        self._settled_revision = update.revision
+        self._settled_revision = max(self._settled_revision, update.revision)
         if self._report is not None:
             self._report = _as_invalid(self._report, update)
             self._write()
@@ -203,66 +224,81 @@ class Subscription:
             return
         try:
             self._registration.acknowledge(self._report)
-        except OSError as error:  # in a forked child, which owns nothing
+        except OSError as error:  # in a forked child, which owns nothing, or into a ledger that is lost
             _log.debug("report not written: %s", error)
 
     # The watcher ------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not self._stopping.is_set():
-            deadline = time.monotonic() + HOUSEKEEPING_S
-            if self._registration is None or self._on_publication is None:
+            registration = self._registration
+            if registration is None:
                 self._stopping.wait(HOUSEKEEPING_S)
             else:
-                self._listen(self._registration, self._on_publication, deadline)
+                self._listen(registration, time.monotonic() + HOUSEKEEPING_S)
             if not self._stopping.is_set():
                 self._keep_registered()
 
-    def _listen(self, registration: Registration, wake: Callable[[], None], deadline: float) -> None:
-        while not self._stopping.is_set() and time.monotonic() < deadline:
-            seen = registration.last_handle.bell(_native.PUBLISHED)  # before looking for what it announces
-            if registration.newest[0] != self._settled_revision:
-                wake()
-            registration.last_handle.wait(_native.PUBLISHED, seen, deadline)
+    def _listen(self, registration: Registration, deadline: float) -> None:
+        try:
+            while not self._stopping.is_set() and time.monotonic() < deadline:
+                seen = registration.bell()  # before looking for what it announces
+                if self._look(registration) and self._on_publication is not None:
+                    self._on_publication()
+                registration.sleep(seen, deadline)
+        except OSError as error:
+            _log.debug("the ledger cannot be listened to: %s", error)
+            self._stopping.wait(DAMAGE_PAUSE_S)
 
     def _keep_registered(self) -> None:
-        registration = self._registration
-        if registration is not None:
-            _native.guard_mappings()
-            if registration.is_current():
+        old = self._registration
+        if old is not None:
+            faults = old.faults(self._taken.revision)
+            if not faults:
                 return
-            self._retire(registration)
+            self._retire(old, faults)
         try:
             self._register()
         except InstanceNameTakenError as error:
             self._warn(str(error))
+        finally:
+            if old is not None:
+                self._dispose(old)
 
-    def _retire(self, registration: Registration) -> None:
-        """Give up slots of which a file was removed or replaced, without losing what was published into them."""
-        _log.warning("a ledger file of %s was removed or replaced; registering again", self._identity.instance_name)
+    def _retire(self, registration: Registration, faults: Sequence[Fault]) -> None:
+        """Give up slots that publishers cannot reach, without losing what was published into them."""
+        for fault in faults:
+            _log.warning("the ledger of %s %s; registering again", fault.gpu, fault.reason)
         with self._lock:
-            registration.release()
-            # Publishers confirm after writing that the slot is still owned. Looking once more after the release means
-            # that whatever was confirmed is seen here.
-            update = registration.agreed()
-            if update is not None and update.revision > self._offered.revision:
-                self._offered = update
-            # The scheduler unmaps retired ledgers at its next report, maybe long before there are others: from now on
-            # the hot look must not lead there.
-            self._newest = _private_revision(self._settled_revision)
-            self._retired.append(registration)
+            if self._registration is not registration:
+                return  # closed meanwhile
             self._registration = None
             self._registered.clear()
+            self._damaged = tuple(fault for fault in faults if fault.damaged)
+            # Publishers confirm after writing that the slot is still owned. Looking once more after giving it up means
+            # that whatever was confirmed is seen here.
+            registration.unregister()
+            before, after = self._taken, resume_from(registration.words(), self._taken, self._limit_in_force())
+            if after != before:
+                self._take(after)
+
+    def _limit_in_force(self) -> int:
+        if self._unsettled is not None:
+            return self._unsettled.limit_tokens  # on its way to the engine
+        return self._identity.startup_limit_tokens if self._report is None else self._report.applied.limit_tokens
 
     def _register(self) -> None:
         try:
-            registration = register(self._identity, self._gpu_ids, self._ledger_dir, self._offered)
+            registration = register(self._identity, self._gpu_ids, self._ledger_dir, self._taken, self._damaged)
         except RegistrationError as error:
             self._warn(str(error))
             return
         with self._lock:
+            if self._stopping.is_set():
+                registration.close()
+                return
             self._registration = registration
-            self._newest = registration.newest
+            self._damaged = ()
             self._write()
             self._registered.set()
         _log.info("instance %s takes publications in %s", self._identity.instance_name, self._ledger_dir)
@@ -272,11 +308,6 @@ class Subscription:
         if now >= self._next_warning:
             self._next_warning = now + WARN_AGAIN_S
             _log.warning("the retention limit cannot be changed at run time for now: %s", text)
-
-
-def _private_revision(revision: int) -> memoryview:
-    """Return what the hot look reads while there is no registration."""
-    return memoryview(revision.to_bytes(4, sys.byteorder)).cast("I")
 
 
 def _log_applied(report: Report) -> None:

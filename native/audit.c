@@ -5,57 +5,79 @@
  * Writers take a ticket and write the record it points to, without waiting for anyone. A writer that dies over its
  * record, or is overtaken by another one ring later, leaves a record whose seal does not match; readers skip it.
  */
-#include <errno.h>
-#include <string.h>
-
 #include "handle.h"
 
-static uint64_t seal_of(uint64_t ticket, const uint64_t *body)
+#include <string.h>
+
+/* Called in the child of kvl_isolated: `file` is the mapping. */
+void kvl_audit_append(struct layout_file *file, const struct kvl_audit *record)
 {
-    uint64_t hash = KVL_MIX(UINT64_C(14695981039346656037), ticket + 1);
+    uint64_t words[AUDIT_WORDS];
+    memcpy(words, record, sizeof words);
+    /* relaxed: the seal, not the ticket, tells whether a record is whole */
+    uint64_t ticket = atomic_fetch_add_explicit(&file->header.audit_tickets, 1, memory_order_relaxed);
+    struct layout_audit *entry = &file->audit[ticket % KVL_AUDIT_RECORDS];
+    KVL_POINT("audit:begun");
     for (int i = 0; i < AUDIT_WORDS; i++) {
-        hash = KVL_MIX(hash, body[i]);
-        hash ^= hash >> 29;
+        atomic_store_explicit(&entry->body[i], words[i], memory_order_relaxed);
+        KVL_POINT("audit:stored");
     }
-    return hash;
+    /* release: the body is visible before its seal */
+    atomic_store_explicit(&entry->seal, kvl_seal(ticket, words, sizeof words), memory_order_release);
+}
+
+struct append {
+    struct layout_file *file;
+    struct kvl_audit record;
+};
+
+static int append(void *argument)
+{
+    const struct append *call = argument;
+    kvl_audit_append(call->file, &call->record);
+    return 0;
 }
 
 int kvl_audit_write(kvl_ledger *ledger, const struct kvl_audit *record)
 {
-    if (!ledger->writable || atomic_load_explicit(&ledger->fd, memory_order_relaxed) < 0) {
+    if (!ledger->writable) {
         return -EBADF;
     }
-    uint64_t body[AUDIT_WORDS];
-    memcpy(body, record, sizeof body);
-    /* relaxed: the seal, not the ticket, tells whether a record is whole */
-    uint64_t ticket = atomic_fetch_add_explicit(&ledger->file->header.audit_tickets, 1, memory_order_relaxed);
-    struct layout_audit *entry = &ledger->file->audit[ticket % KVL_AUDIT_RECORDS];
-    KVL_POINT("audit:ticket");
-    words_store(entry->body, body, AUDIT_WORDS);
-    KVL_POINT("audit:body");
-    /* release pairs with the acquire in kvl_audit_read */
-    atomic_store_explicit(&entry->seal, seal_of(ticket, body), memory_order_release);
-    return 0;
+    int result = kvl_check_stamp(ledger);
+    if (result < 0) {
+        return result;
+    }
+    struct append call = {.file = ledger->file, .record = *record};
+    return kvl_isolated(append, &call, sizeof call);
 }
 
-int kvl_audit_read(const kvl_ledger *ledger, uint32_t index, struct kvl_audit *out)
+int kvl_audit_read(const kvl_ledger *ledger, struct kvl_audit *out, uint64_t *written)
 {
-    uint64_t tickets = atomic_load_explicit(&ledger->file->header.audit_tickets, memory_order_relaxed);
-    if (index >= KVL_AUDIT_RECORDS || index >= tickets) {
-        return 0;
+    /* Before the records: one that is written meanwhile carries a later ticket and is left out, never shown twice. */
+    int result = kvl_read_at(ledger, written, sizeof *written, offsetof(struct layout_file, header.audit_tickets));
+    struct {
+        uint64_t body[AUDIT_WORDS];
+        uint64_t seal;
+        uint64_t padding;
+    } entries[KVL_AUDIT_RECORDS];
+    _Static_assert(sizeof entries[0] == sizeof(struct layout_audit), "as stored");
+    if (result == 0) {
+        result = kvl_read_at(ledger, entries, sizeof entries, offsetof(struct layout_file, audit));
     }
-    uint64_t ticket = tickets - 1 - index;
-    const struct layout_audit *entry = &ledger->file->audit[ticket % KVL_AUDIT_RECORDS];
-    /* acquire pairs with the release in kvl_audit_write */
-    uint64_t seal = atomic_load_explicit(&entry->seal, memory_order_acquire);
-    uint64_t body[AUDIT_WORDS];
-    words_load(body, entry->body, AUDIT_WORDS);
-    if (seal != seal_of(ticket, body)) {
-        return 0;
+    if (result < 0) {
+        return result;
     }
-    memcpy(out, body, sizeof body);
-    out->instance[KVL_NAME_BYTES - 1] = '\0';
-    out->program[KVL_PROGRAM_BYTES - 1] = '\0';
-    out->note[KVL_NOTE_BYTES - 1] = '\0';
-    return 1;
+    int count = 0;
+    for (uint64_t age = 0; age < KVL_AUDIT_RECORDS && age < *written; age++) {
+        uint64_t ticket = *written - 1 - age;
+        if (entries[ticket % KVL_AUDIT_RECORDS].seal ==
+            kvl_seal(ticket, entries[ticket % KVL_AUDIT_RECORDS].body, sizeof entries[0].body)) {
+            struct kvl_audit *record = &out[count++];
+            memcpy(record, entries[ticket % KVL_AUDIT_RECORDS].body, sizeof *record);
+            record->instance[KVL_NAME_BYTES - 1] = '\0'; /* a peer may have written anything */
+            record->program[KVL_PROGRAM_BYTES - 1] = '\0';
+            record->note[KVL_NOTE_BYTES - 1] = '\0';
+        }
+    }
+    return count;
 }

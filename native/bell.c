@@ -1,44 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bell.c - doorbells: counters that processes sleep on, so that nobody polls.
+ * bell.c - doorbells: counters that processes sleep on, so that nobody polls. The kernel counts and compares them, which
+ * makes a file that was cut an error code.
  */
-#define _GNU_SOURCE
-#include <errno.h>
+#include "handle.h"
+
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "handle.h"
-
-static kvl_half *bell_of(const kvl_ledger *ledger, uint32_t bell)
+static uint32_t *bell_of(const kvl_ledger *ledger, uint32_t bell)
 {
     struct layout_header *header = &ledger->file->header;
     return bell == KVL_PUBLISHED ? &header->published : &header->acknowledged;
 }
 
-uint32_t kvl_bell(const kvl_ledger *ledger, uint32_t bell)
+static int code_of(int error)
 {
-    /* acquire pairs with the release in kvl_ring: who sees the count sees what it announces */
-    return atomic_load_explicit(bell_of(ledger, bell), memory_order_acquire);
+    return error == EFAULT ? KVL_E_DAMAGED : -error;
 }
 
-void kvl_ring(kvl_ledger *ledger, uint32_t bell)
+int kvl_bell(const kvl_ledger *ledger, uint32_t bell, uint32_t *count)
 {
-    kvl_half *count = bell_of(ledger, bell);
+    size_t offset = bell == KVL_PUBLISHED ? offsetof(struct layout_header, published)
+                                          : offsetof(struct layout_header, acknowledged);
+    int result = kvl_read_at(ledger, count, sizeof *count, offset);
+    /* Pairs with the kernel's add in kvl_ring: who reads the count reads what it announces afterwards. */
+    atomic_thread_fence(memory_order_acquire);
+    return result;
+}
+
+int kvl_ring(kvl_ledger *ledger, uint32_t bell)
+{
     if (!ledger->writable) {
-        return;
+        return -EBADF;
     }
-    /* release pairs with the acquire in kvl_bell */
-    atomic_fetch_add_explicit(count, 1, memory_order_release);
-    KVL_POINT("ring:counted");
-    /* Not FUTEX_PRIVATE: the waiters are other processes. */
-    (void)syscall(SYS_futex, (void *)count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    uint32_t *count = bell_of(ledger, bell);
+    int damaged = kvl_check_stamp(ledger);
+    if (damaged < 0) { /* whoever sleeps on it looks for himself; the file may be another library's by now */
+        (void)syscall(SYS_futex, (void *)count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        return damaged;
+    }
+    /* Pairs with the fence in kvl_bell: what was written before is visible before the count changes. */
+    atomic_thread_fence(memory_order_seq_cst);
+    /* The kernel adds 1 and wakes all. Not FUTEX_PRIVATE: the waiters are other processes. The comparison and the second
+     * wake that belong to the operation find nobody left to wake. */
+    long result = syscall(SYS_futex, (void *)count, FUTEX_WAKE_OP, INT_MAX, NULL, (void *)count,
+                          FUTEX_OP(FUTEX_OP_ADD, 1, FUTEX_OP_CMP_EQ, 0));
+    KVL_POINT("ring:rung");
+    return result < 0 ? code_of(errno) : 0;
 }
 
 int kvl_wait(const kvl_ledger *ledger, uint32_t bell, uint32_t seen, int64_t deadline_ns)
 {
-    kvl_half *count = bell_of(ledger, bell);
     if (deadline_ns < 0) {
         deadline_ns = 0; /* long over; the kernel would call it invalid */
     }
@@ -47,9 +62,7 @@ int kvl_wait(const kvl_ledger *ledger, uint32_t bell, uint32_t seen, int64_t dea
         .tv_nsec = (long)(deadline_ns % 1000000000),
     };
     /* A bitset wait takes an absolute time, so that a loop over -EINTR does not stretch it. */
-    long result = syscall(SYS_futex, (void *)count, FUTEX_WAIT_BITSET, seen, &deadline, NULL, FUTEX_BITSET_MATCH_ANY);
-    if (result == 0 || errno == EAGAIN) {
-        return 0;
-    }
-    return -errno;
+    long result = syscall(SYS_futex, (void *)bell_of(ledger, bell), FUTEX_WAIT_BITSET, seen, &deadline, NULL,
+                          FUTEX_BITSET_MATCH_ANY);
+    return result == 0 || errno == EAGAIN ? 0 : code_of(errno);
 }

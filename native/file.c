@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * file.c - ledger files: made whole, opened only when they fit, closed in forked children.
+ * file.c - ledger files: made whole, opened only when they fit, compared with what was opened, closed in forked children.
  */
-#define _GNU_SOURCE
-#include <errno.h>
+#include "handle.h"
+
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -12,10 +12,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
-
-#include "handle.h"
 
 #ifdef KVL_CRASH_POINTS
 void (*kvl_crash_hook)(const char *point);
@@ -29,12 +26,34 @@ int kvl_check_abi(uint32_t abi, uint64_t file, uint64_t identity, uint64_t repor
     return same ? 0 : -EPROTO;
 }
 
-uint64_t kvl_layout(void)
+/* A fingerprint of every offset, so that a build that differs is told apart even at one version. */
+static uint64_t layout_fingerprint(void)
 {
-    return KVL_LAYOUT;
+    static const uint64_t offsets[] = {
+        KVL_FORMAT, KVL_SLOTS, KVL_AUDIT_RECORDS, sizeof(struct layout_file), sizeof(struct layout_slot),
+        offsetof(struct layout_header, published), offsetof(struct layout_header, acknowledged),
+        offsetof(struct layout_header, audit_tickets), offsetof(struct layout_file, slots),
+        offsetof(struct layout_file, audit), offsetof(struct layout_audit, seal),
+        offsetof(struct layout_slot, identity), offsetof(struct layout_slot, ownership),
+        offsetof(struct layout_slot, report), offsetof(struct layout_report, seal),
+        offsetof(struct layout_ownership, desired), offsetof(struct layout_ownership, incarnation),
+        offsetof(struct layout_ownership, registered_ns), offsetof(struct layout_ownership, seal),
+        offsetof(struct kvl_identity, instance), offsetof(struct kvl_identity, engine),
+        offsetof(struct kvl_identity, version), offsetof(struct kvl_identity, replica),
+        offsetof(struct kvl_identity, member), offsetof(struct kvl_identity, members),
+        offsetof(struct kvl_identity, tp_size), offsetof(struct kvl_identity, pp_size),
+        offsetof(struct kvl_identity, startup_limit), offsetof(struct kvl_identity, block_tokens),
+        offsetof(struct kvl_identity, pid), offsetof(struct kvl_report, applied), offsetof(struct kvl_report, idle),
+        offsetof(struct kvl_report, active), offsetof(struct kvl_report, capacity),
+        offsetof(struct kvl_report, evicted), offsetof(struct kvl_report, reported_ns),
+        offsetof(struct kvl_report, eviction_errors), offsetof(struct kvl_report, outcome),
+        offsetof(struct kvl_report, settled_revision), offsetof(struct kvl_report, reason),
+        offsetof(struct kvl_audit, when_ns), offsetof(struct kvl_audit, before), offsetof(struct kvl_audit, after),
+        offsetof(struct kvl_audit, uid), offsetof(struct kvl_audit, pid), offsetof(struct kvl_audit, instance),
+        offsetof(struct kvl_audit, program), offsetof(struct kvl_audit, note),
+    };
+    return kvl_seal(0, offsets, sizeof offsets);
 }
-
-enum { CREATE_TRIES = 64, NO_REPLACE = 1 /* RENAME_NOREPLACE of linux/fs.h */ };
 
 /* A name is one component: it must not lead out of its directory. */
 static int is_plain(const char *name)
@@ -42,113 +61,25 @@ static int is_plain(const char *name)
     return name[0] != '\0' && strchr(name, '/') == NULL;
 }
 
-/* Making a file ------------------------------------------------------------------------------------------------- */
+/* The lowest descriptor that a ledger may have. Whatever a library prints to a standard stream that was closed before
+ * must not land in a ledger. */
+enum { LOWEST_DESCRIPTOR = 3 };
 
-static int write_header(int fd)
+static int open_above_standard(int directory_fd, const char *name, int flags, mode_t mode)
 {
-    struct layout_header header;
-    memset(&header, 0, sizeof header);
-    header.magic = KVL_MAGIC;
-    header.byte_order = KVL_BYTE_ORDER;
-    header.abi = KVL_ABI;
-    header.layout = KVL_LAYOUT;
-    header.file_bytes = KVL_FILE_BYTES;
-    header.created_ns = realtime_ns();
-    ssize_t written = pwrite(fd, &header, sizeof header, 0);
-    if (written < 0) {
-        return -errno;
+    int fd = openat(directory_fd, name, flags | O_CLOEXEC, mode);
+    if (fd < 0 || fd >= LOWEST_DESCRIPTOR) {
+        return fd < 0 ? -errno : fd;
     }
-    return written == (ssize_t)sizeof header ? 0 : -EIO;
-}
-
-/* Allocate every byte now, so that a full tmpfs is an error here and never a SIGBUS later. */
-static int fill_file(int fd, uint32_t mode)
-{
-    int error;
-    do {
-        error = posix_fallocate(fd, 0, KVL_FILE_BYTES);
-    } while (error == EINTR); /* any signal that a busy process gets meanwhile */
-    if (error != 0) {
-        return -error;
-    }
-    KVL_POINT("create:allocated");
-    if (fchmod(fd, (mode_t)mode) != 0) { /* the umask has cut what open was given */
-        return -errno;
-    }
-    KVL_POINT("create:mode");
-    return write_header(fd);
-}
-
-static int make_temporary(int directory_fd, const char *name, char *temporary, size_t capacity)
-{
-    uint64_t random;
-    if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random) {
-        return -EIO;
-    }
-    int length = snprintf(temporary, capacity, ".%s.%016llx.new", name, (unsigned long long)random);
-    if (length < 0 || (size_t)length >= capacity) {
-        return -ENAMETOOLONG;
-    }
-    int fd = openat(directory_fd, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    return fd < 0 ? -errno : fd;
-}
-
-/* Give the finished file its name in one step, so that it never has two, with which it would be refused. 1, 0 if the
- * name is taken: that file is as good; or -errno. */
-static int put_in_place(int directory_fd, const char *temporary, const char *name)
-{
-    int taken = syscall(SYS_renameat2, directory_fd, temporary, directory_fd, name, NO_REPLACE) == 0 ? 0 : errno;
-    if (taken == EINVAL || taken == ENOSYS) { /* a file system or kernel without it: two names for a moment */
-        taken = linkat(directory_fd, temporary, directory_fd, name, 0) == 0 ? 0 : errno;
-        KVL_POINT("create:linked");
-        unlinkat(directory_fd, temporary, 0);
-    } else if (taken != 0) {
-        unlinkat(directory_fd, temporary, 0);
-    }
-    if (taken == EEXIST) {
-        return 0;
-    }
-    return taken == 0 ? 1 : -taken;
-}
-
-static int create_once(int directory_fd, const char *name, uint32_t mode)
-{
-    struct stat existing;
-    if (fstatat(directory_fd, name, &existing, AT_SYMLINK_NOFOLLOW) == 0) {
-        return 0;
-    }
-    char temporary[256];
-    int fd = make_temporary(directory_fd, name, temporary, sizeof temporary);
-    if (fd < 0) {
-        return fd;
-    }
-    KVL_POINT("create:temporary");
-    int result = fill_file(fd, mode);
+    int raised = fcntl(fd, F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR);
+    int error = errno;
     close(fd);
-    KVL_POINT("create:filled");
-    if (result < 0) {
-        unlinkat(directory_fd, temporary, 0);
-        return result;
-    }
-    result = put_in_place(directory_fd, temporary, name);
-    KVL_POINT("create:placed");
-    return result;
+    return raised < 0 ? -error : raised;
 }
 
-int kvl_create(int directory_fd, const char *name, uint32_t mode)
-{
-    if (!is_plain(name)) {
-        return -EINVAL;
-    }
-    int result = -ENOENT;
-    /* Who tidies up after killed creations cannot tell them from slow ones, and may have removed the temporary file. */
-    for (int i = 0; i < CREATE_TRIES && result == -ENOENT; i++) {
-        result = create_once(directory_fd, name, mode);
-    }
-    return result;
-}
-
-/* Handles and fork ---------------------------------------------------------------------------------------------- */
+/* Handles and fork -----------------------------------------------------------------------------------------------
+ * One lock, which fork takes: it guards the list of handles and every moment in which a descriptor is open that is not
+ * on the list. So a child closes all of its copies, and never finds the lock taken. */
 
 static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
@@ -169,9 +100,9 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
     for (kvl_ledger *ledger = handles; ledger != NULL; ledger = ledger->next) {
-        int fd = atomic_exchange_explicit(&ledger->fd, -1, memory_order_relaxed); /* one thread is left after fork */
-        if (fd >= 0) {
-            close(fd);
+        if (ledger->fd >= 0) {
+            close(ledger->fd);
+            ledger->fd = -1;
         }
     }
     pthread_mutex_unlock(&handles_lock);
@@ -182,8 +113,19 @@ static void watch_forks(void)
     (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-/* Called with handles_lock held. */
-static void handle_link(kvl_ledger *ledger)
+void kvl_lock_handles(void)
+{
+    pthread_once(&fork_once, watch_forks);
+    pthread_mutex_lock(&handles_lock);
+}
+
+void kvl_unlock_handles(void)
+{
+    pthread_mutex_unlock(&handles_lock);
+}
+
+/* Called with the handles locked, as is the next one. */
+static void link_handle(kvl_ledger *ledger)
 {
     ledger->next = handles;
     if (handles != NULL) {
@@ -192,9 +134,8 @@ static void handle_link(kvl_ledger *ledger)
     handles = ledger;
 }
 
-static void handle_unlink(kvl_ledger *ledger)
+static void unlink_handle(kvl_ledger *ledger)
 {
-    pthread_mutex_lock(&handles_lock);
     if (ledger->next != NULL) {
         ledger->next->previous = ledger->previous;
     }
@@ -203,7 +144,95 @@ static void handle_unlink(kvl_ledger *ledger)
     } else {
         handles = ledger->next;
     }
-    pthread_mutex_unlock(&handles_lock);
+}
+
+/* Making a file ------------------------------------------------------------------------------------------------- */
+
+static int fill_stamp(struct layout_stamp *stamp)
+{
+    memset(stamp, 0, sizeof *stamp);
+    stamp->magic = KVL_MAGIC;
+    stamp->byte_order = KVL_BYTE_ORDER;
+    stamp->format = KVL_FORMAT;
+    stamp->layout = layout_fingerprint();
+    stamp->file_bytes = KVL_FILE_BYTES;
+    stamp->created_ns = kvl_realtime_ns();
+    ssize_t size = getrandom(stamp->identity, sizeof stamp->identity, 0);
+    if (size < 0) {
+        return -errno;
+    }
+    return size == (ssize_t)sizeof stamp->identity ? 0 : -EIO;
+}
+
+/* Allocate every byte now, so that a full file system is an error here and not in an engine later. */
+static int fill_file(int fd, uint32_t mode)
+{
+    int error;
+    do {
+        error = posix_fallocate(fd, 0, KVL_FILE_BYTES);
+    } while (error == EINTR); /* any signal that a busy process gets meanwhile */
+    if (error != 0) {
+        return -error;
+    }
+    KVL_POINT("create:allocated");
+    if (fchmod(fd, (mode_t)mode) != 0) { /* the umask has cut what open was given */
+        return -errno;
+    }
+    struct layout_stamp stamp;
+    int result = fill_stamp(&stamp);
+    if (result < 0) {
+        return result;
+    }
+    ssize_t written = pwrite(fd, &stamp, sizeof stamp, 0);
+    if (written != (ssize_t)sizeof stamp) {
+        return written < 0 ? -errno : -EIO;
+    }
+    /* On a disk a name must not outlive a loss of power without the bytes; in memory this does nothing. */
+    return fdatasync(fd) == 0 || errno == EINVAL || errno == ENOSYS ? 0 : -errno;
+}
+
+/* 1, 0 if the name is taken, or -errno. An empty path needs a capability before Linux 6.10; the other way needs /proc. */
+static int give_name(int fd, int directory_fd, const char *name)
+{
+    KVL_POINT("create:filled");
+    int result = linkat(fd, "", directory_fd, name, AT_EMPTY_PATH);
+    if (result != 0 && errno == ENOENT) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        result = linkat(AT_FDCWD, path, directory_fd, name, AT_SYMLINK_FOLLOW);
+    }
+    int error = errno;
+    KVL_POINT("create:named");
+    return result == 0 ? 1 : error == EEXIST ? 0 : -error;
+}
+
+static int create_unnamed(int directory_fd, const char *name, uint32_t mode)
+{
+    struct stat existing;
+    if (fstatat(directory_fd, name, &existing, AT_SYMLINK_NOFOLLOW) == 0) {
+        return 0;
+    }
+    int fd = open_above_standard(directory_fd, ".", O_RDWR | O_TMPFILE, 0600);
+    if (fd < 0) {
+        return fd == -EISDIR || fd == -ENOENT ? -EOPNOTSUPP : fd; /* how older file systems answer O_TMPFILE */
+    }
+    int result = fill_file(fd, mode);
+    if (result == 0) {
+        result = give_name(fd, directory_fd, name);
+    }
+    close(fd);
+    return result;
+}
+
+int kvl_create(int directory_fd, const char *name, uint32_t mode)
+{
+    if (!is_plain(name)) {
+        return -EINVAL;
+    }
+    kvl_lock_handles();
+    int result = create_unnamed(directory_fd, name, mode);
+    kvl_unlock_handles();
+    return result;
 }
 
 /* Opening a file ------------------------------------------------------------------------------------------------ */
@@ -230,80 +259,81 @@ static int check_kind(int fd, struct kvl_file *file)
         return KVL_E_NOT_REGULAR;
     }
     if (status.st_nlink != 1) {
-        return KVL_E_HARD_LINKED;
+        return status.st_nlink == 0 ? -ENOENT : KVL_E_HARD_LINKED; /* removed in the middle of this */
     }
     return status.st_size == KVL_FILE_BYTES ? 0 : KVL_E_SIZE;
 }
 
-/* The stamp is read with pread, before anything is mapped: no byte of a refused file is ever touched in memory. */
-static int check_stamp(int fd, struct kvl_file *file)
+static int read_stamp(int fd, struct layout_stamp *stamp, struct kvl_file *file)
 {
-    struct layout_header header;
-    ssize_t size = pread(fd, &header, sizeof header, 0);
-    if (size < 0) {
-        return -errno;
+    ssize_t size = pread(fd, stamp, sizeof *stamp, 0);
+    if (size != (ssize_t)sizeof *stamp) {
+        return size < 0 ? -errno : KVL_E_SIZE;
     }
-    if (size != (ssize_t)sizeof header) {
-        return KVL_E_SIZE;
-    }
-    if (header.magic == __builtin_bswap64(KVL_MAGIC) || header.byte_order == __builtin_bswap32(KVL_BYTE_ORDER)) {
+    if (stamp->magic == __builtin_bswap64(KVL_MAGIC) || stamp->byte_order == __builtin_bswap32(KVL_BYTE_ORDER)) {
         return KVL_E_BYTE_ORDER;
     }
-    if (header.magic != KVL_MAGIC || header.byte_order != KVL_BYTE_ORDER) {
+    if (stamp->magic != KVL_MAGIC || stamp->byte_order != KVL_BYTE_ORDER) {
         return KVL_E_MAGIC;
     }
-    file->abi = header.abi;
-    if (header.abi != KVL_ABI) {
-        return KVL_E_ABI;
+    file->format = stamp->format;
+    if (stamp->format != KVL_FORMAT) {
+        return KVL_E_FORMAT;
     }
-    return header.layout == KVL_LAYOUT && header.file_bytes == KVL_FILE_BYTES ? 0 : KVL_E_LAYOUT;
+    return stamp->layout == layout_fingerprint() && stamp->file_bytes == KVL_FILE_BYTES ? 0 : KVL_E_LAYOUT;
 }
 
-/* A mapping keeps the open file description alive that it was made from, and with it all locks of that description:
- * in a forked child, too. So the mapping gets a description of its own, and the locks stay with `fd` alone. */
-static void *map_apart(int directory_fd, const char *name, int flags, const struct kvl_file *file)
+/* Open `name` once more if it is still the file of `device` and `inode`: the descriptor, KVL_E_REPLACED, or -errno. */
+static int reopen(int directory_fd, const char *name, int flags, uint64_t device, uint64_t inode)
 {
-    int fd = openat(directory_fd, name, flags);
+    int fd = open_above_standard(directory_fd, name, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0);
     if (fd < 0) {
-        return MAP_FAILED;
+        return fd == -ENOENT || fd == -ELOOP || fd == -ENXIO ? KVL_E_REPLACED : fd;
     }
-    int protection = (flags & O_ACCMODE) == O_RDWR ? PROT_READ | PROT_WRITE : PROT_READ;
     struct stat status;
-    void *base = MAP_FAILED;
-    if (fstat(fd, &status) == 0) {
-        if ((uint64_t)status.st_ino == file->inode && (uint64_t)status.st_dev == file->device) {
-            base = mmap(NULL, KVL_FILE_BYTES, protection, MAP_SHARED, fd, 0);
-        } else {
-            errno = ESTALE; /* replaced between the two opens */
-        }
+    int result = fstat(fd, &status) != 0 ? -errno : 0;
+    if (result == 0 && ((uint64_t)status.st_dev != device || (uint64_t)status.st_ino != inode)) {
+        result = KVL_E_REPLACED;
     }
+    if (result == 0) {
+        return fd;
+    }
+    close(fd);
+    return result;
+}
+
+static int map_apart(int directory_fd, const char *name, kvl_ledger *ledger)
+{
+    int fd = reopen(directory_fd, name, ledger->writable ? O_RDWR : O_RDONLY, ledger->device, ledger->inode);
+    if (fd < 0) {
+        return fd;
+    }
+    int protection = ledger->writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    void *base = mmap(NULL, KVL_FILE_BYTES, protection, MAP_SHARED, fd, 0);
     int error = errno;
     close(fd);
-    errno = error;
-    return base;
+    ledger->file = base;
+    return base == MAP_FAILED ? -error : 0;
 }
 
-static int make_handle(int fd, void *base, int writable, kvl_ledger **out)
+static int make_handle(int directory_fd, const char *name, const kvl_ledger *opened, kvl_ledger **out)
 {
-    kvl_ledger *ledger = calloc(1, sizeof *ledger);
+    kvl_ledger *ledger = malloc(sizeof *ledger);
     if (ledger == NULL) {
         return -ENOMEM;
     }
-    ledger->guard = kvl_guard_add(base);
-    if (ledger->guard < 0) {
-        int error = ledger->guard;
+    *ledger = *opened;
+    int result = map_apart(directory_fd, name, ledger);
+    if (result < 0) {
         free(ledger);
-        return error;
+        return result;
     }
-    ledger->file = base;
-    ledger->writable = writable != 0;
-    atomic_init(&ledger->fd, fd);
-    handle_link(ledger);
+    link_handle(ledger);
     *out = ledger;
     return 0;
 }
 
-/* Called with handles_lock held. */
+/* Called with the handles locked. */
 static int open_checked(int directory_fd, const char *name, int writable, struct kvl_file *file, kvl_ledger **out)
 {
     struct stat status;
@@ -315,26 +345,23 @@ static int open_checked(int directory_fd, const char *name, int writable, struct
     }
     KVL_POINT("open:looked");
     /* O_NONBLOCK: a pipe put there in the meantime must not make the open wait. */
-    int flags = (writable ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
-    int fd = openat(directory_fd, name, flags);
-    if (fd < 0) {
-        return errno == ELOOP ? KVL_E_NOT_REGULAR : -errno;
+    int flags = (writable ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+    kvl_ledger opened = {.fd = open_above_standard(directory_fd, name, flags, 0), .writable = writable != 0, .slot = -1};
+    if (opened.fd < 0) {
+        return opened.fd == -ELOOP ? KVL_E_NOT_REGULAR : opened.fd;
     }
-    int result = check_kind(fd, file);
+    int result = check_kind(opened.fd, file);
     if (result == 0) {
-        result = check_stamp(fd, file);
+        result = read_stamp(opened.fd, &opened.stamp, file);
     }
     KVL_POINT("open:checked");
-    void *base = MAP_FAILED;
     if (result == 0) {
-        base = map_apart(directory_fd, name, flags, file);
-        result = base == MAP_FAILED ? -errno : make_handle(fd, base, writable, out);
+        opened.device = file->device;
+        opened.inode = file->inode;
+        result = make_handle(directory_fd, name, &opened, out);
     }
     if (result != 0) {
-        if (base != MAP_FAILED) {
-            munmap(base, KVL_FILE_BYTES);
-        }
-        close(fd);
+        close(opened.fd);
     }
     return result;
 }
@@ -346,26 +373,20 @@ int kvl_open(int directory_fd, const char *name, int writable, struct kvl_file *
     if (!is_plain(name)) {
         return -EINVAL;
     }
-    pthread_once(&fork_once, watch_forks);
-    int guarded = kvl_guard();
-    if (guarded < 0) {
-        return guarded;
-    }
-    /* A fork between opening and linking would leave the child a descriptor that nobody closes. */
-    pthread_mutex_lock(&handles_lock);
+    kvl_lock_handles();
     int result = open_checked(directory_fd, name, writable, file, out);
-    pthread_mutex_unlock(&handles_lock);
+    kvl_unlock_handles();
     return result;
 }
 
-void kvl_release(kvl_ledger *ledger)
+/* Whether the descriptor is still open on the file that was opened: 0, or -EBADF for one that somebody else closed and
+ * that may be another file's by now. */
+static int check_descriptor(const kvl_ledger *ledger, struct stat *status)
 {
-    /* acq_rel: what the owner wrote is visible before its locks are seen to be gone, and loads after this call are not
-     * moved before it - an owner that gives its slots up looks at the words once more afterwards. */
-    int fd = atomic_exchange_explicit(&ledger->fd, -1, memory_order_acq_rel);
-    if (fd >= 0) {
-        close(fd);
+    if (ledger->fd < 0 || fstat(ledger->fd, status) != 0) {
+        return -EBADF;
     }
+    return (uint64_t)status->st_dev == ledger->device && (uint64_t)status->st_ino == ledger->inode ? 0 : -EBADF;
 }
 
 void kvl_close(kvl_ledger *ledger)
@@ -373,14 +394,54 @@ void kvl_close(kvl_ledger *ledger)
     if (ledger == NULL) {
         return;
     }
-    kvl_release(ledger);
-    handle_unlink(ledger);
-    kvl_guard_remove(ledger->guard); /* first: once unmapped, the address may become someone else's */
+    kvl_lock_handles();
+    unlink_handle(ledger);
+    struct stat status;
+    if (check_descriptor(ledger, &status) == 0) {
+        close(ledger->fd);
+    }
+    kvl_unlock_handles();
     munmap(ledger->file, KVL_FILE_BYTES);
     free(ledger);
 }
 
-int kvl_is_lost(const kvl_ledger *ledger)
+/* An open file ------------------------------------------------------------------------------------------------- */
+
+int kvl_read_at(const kvl_ledger *ledger, void *target, size_t size, size_t offset)
 {
-    return kvl_guard_hit(ledger->guard);
+    ssize_t got = pread(ledger->fd, target, size, (off_t)offset);
+    if (got < 0) {
+        return -errno;
+    }
+    return got == (ssize_t)size ? 0 : KVL_E_DAMAGED;
+}
+
+int kvl_write_at(const kvl_ledger *ledger, const void *source, size_t size, size_t offset)
+{
+    ssize_t written = pwrite(ledger->fd, source, size, (off_t)offset);
+    if (written < 0) {
+        return -errno;
+    }
+    return written == (ssize_t)size ? 0 : -EIO;
+}
+
+int kvl_check_stamp(const kvl_ledger *ledger)
+{
+    struct stat status;
+    int result = check_descriptor(ledger, &status);
+    if (result < 0) {
+        return result;
+    }
+    struct layout_stamp stamp;
+    result = status.st_size == KVL_FILE_BYTES ? kvl_read_at(ledger, &stamp, sizeof stamp, 0) : KVL_E_DAMAGED;
+    if (result == 0 && memcmp(&stamp, &ledger->stamp, sizeof stamp) != 0) {
+        result = KVL_E_DAMAGED;
+    }
+    return result;
+}
+
+int kvl_open_again(const kvl_ledger *ledger, int directory_fd, const char *name, int *fd)
+{
+    *fd = reopen(directory_fd, name, O_RDONLY, ledger->device, ledger->inode);
+    return *fd < 0 ? *fd : 0;
 }

@@ -1,21 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * handle.h - an open ledger, and what the library's files share. Private to the library.
+ * handle.h - an open ledger, and what the library's files share. Private to the library. Every file includes it first.
  */
 #ifndef KVL_HANDLE_H
 #define KVL_HANDLE_H
 
-#include <stdatomic.h>
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* open-file-description locks, O_TMPFILE, clone: for all files of the library, in this one place */
+#endif
+
+#include <errno.h>
+#include <sys/types.h>
 #include <time.h>
 
 #include "layout.h"
 
 struct kvl_ledger {
+    /* The whole file, through a description of its own: a mapping keeps its description alive, in forked children too,
+     * and with it all locks of that description. Only addresses in it are used here; see isolate.c for the loads. */
     struct layout_file *file;
-    _Atomic int fd; /* -1 once the locks are given up: after kvl_release, and in a forked child */
-    _Atomic uint64_t owned; /* bit n: slot n was registered through this handle */
-    int writable;           /* else the mapping is read-only, and a store would end the process */
-    int guard;              /* index of the mapping in the table of guard.c */
+    int fd; /* holds the locks; -1 in a forked child */
+    int writable;
+    int slot; /* what was registered through this handle, else -1 */
+    int owns; /* whether it is still registered */
+    uint64_t incarnation;
+    uint64_t device;
+    uint64_t inode;
+    struct layout_stamp stamp; /* as the file was opened */
     kvl_ledger *next;
     kvl_ledger *previous;
 };
@@ -28,44 +39,52 @@ extern void (*kvl_crash_hook)(const char *point);
 #define KVL_POINT(name) ((void)0)
 #endif
 
-/* A relaxed store of a shared word: the one way to write where a crash between any two stores has to be survived. */
-#define put(object, value) (KVL_POINT("store"), atomic_store_explicit((object), (value), memory_order_relaxed))
+/* file.c: 0, KVL_E_DAMAGED for a file that is not the one that was opened, or -errno. What every write begins with: also
+ * a descriptor that somebody closed and the kernel gave to another file does not pass. */
+int kvl_check_stamp(const kvl_ledger *ledger);
 
-/* guard.c: mappings whose loss must not end the process. The index, or -EMFILE. */
-int kvl_guard_add(void *base);
-void kvl_guard_remove(int index);
-int kvl_guard_hit(int index);
+/* Read `size` bytes at `offset`: 0, KVL_E_DAMAGED if the file ends before, or -errno. */
+int kvl_read_at(const kvl_ledger *ledger, void *target, size_t size, size_t offset);
+int kvl_write_at(const kvl_ledger *ledger, const void *source, size_t size, size_t offset);
 
-static inline struct layout_slot *slot_at(const kvl_ledger *ledger, uint32_t slot)
-{
-    return slot < KVL_SLOTS ? &ledger->file->slots[slot] : NULL;
-}
+/* The lock that fork takes: held while a descriptor is open that no handle has. */
+void kvl_lock_handles(void);
+void kvl_unlock_handles(void);
 
-static inline uint64_t realtime_ns(void)
+/* Open the file once more under its name, read-only, for looking at the handle's own locks: 0, KVL_E_REPLACED, -errno. */
+int kvl_open_again(const kvl_ledger *ledger, int directory_fd, const char *name, int *fd);
+
+/* isolate.c: run `function` where a fault in mapped ledger memory ends nothing: its result (0 to 100), KVL_E_DAMAGED
+ * after such a fault, or -errno. What it leaves in `argument`, `size` bytes, is copied back. */
+int kvl_isolated(int (*function)(void *argument), void *argument, size_t size);
+
+/* audit.c: append a record; only inside kvl_isolated. */
+void kvl_audit_append(struct layout_file *file, const struct kvl_audit *record);
+
+static inline uint64_t kvl_realtime_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* Copy a structure into or out of shared words. Relaxed: whoever calls brackets the copy with a sequence or a seal. */
-static inline void words_store(kvl_word *shared, const void *source, uint32_t count)
+/* FNV-1a over 64-bit words with a shift, so that high bits reach low ones: it tells whole records from torn ones, not
+ * honest writers from hostile ones. */
+static inline uint64_t kvl_hash(uint64_t hash, const void *source, size_t size)
 {
     const unsigned char *bytes = source;
-    for (uint32_t i = 0; i < count; i++) {
+    for (size_t i = 0; i + 8 <= size; i += 8) {
         uint64_t word;
-        __builtin_memcpy(&word, bytes + 8 * (size_t)i, 8);
-        put(&shared[i], word);
+        __builtin_memcpy(&word, bytes + i, 8);
+        hash = (hash ^ word) * UINT64_C(1099511628211);
+        hash ^= hash >> 29;
     }
+    return hash;
 }
 
-static inline void words_load(void *target, const kvl_word *shared, uint32_t count)
+static inline uint64_t kvl_seal(uint64_t key, const void *source, size_t size)
 {
-    unsigned char *bytes = target;
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t word = atomic_load_explicit(&shared[i], memory_order_relaxed);
-        __builtin_memcpy(bytes + 8 * (size_t)i, &word, 8);
-    }
+    return kvl_hash(kvl_hash(UINT64_C(14695981039346656037), &key, sizeof key), source, size);
 }
 
 #endif /* KVL_HANDLE_H */

@@ -3,64 +3,78 @@
  * kvledger - how many idle prefix-cache tokens each serving engine on a GPU may retain, in one small shared file.
  *
  * WHAT IT IS
- *   One file per GPU ("<gpu-id>.ledger"), mapped by engines and by whoever changes their limits. It holds a header and
- *   64 slots. A slot belongs to one engine at a time. Publishers write one 64-bit word in it, the *desired* word:
- *   revision (upper 32 bits) and limit (lower 32 bits, signed). The engine answers in the same slot with a *report*.
+ *   One file per GPU ("<gpu-id>.ledger") with a header and 64 slots. A slot belongs to one engine at a time. Publishers
+ *   write one 64-bit word in it, the *desired* word: revision (upper 32 bits) and limit (lower 32 bits, signed). The
+ *   engine answers in the same slot with a *report*.
  *
  * USAGE
- *   engine:     kvl_create, kvl_open(writable), kvl_register;
- *               each step: load *kvl_desired_word(); when it changed, kvl_agree() over all members of the replica;
- *               after applying: kvl_acknowledge, kvl_ring(KVL_ACKNOWLEDGED).
- *   publisher:  kvl_open(writable), kvl_read_slot to find the instance, kvl_raise on each member in byte order of
- *               the GPU ids, kvl_ring(KVL_PUBLISHED), kvl_is_owned to confirm; kvl_close.
- *   observer:   kvl_open(read-only), kvl_read_slot, kvl_wait(KVL_ACKNOWLEDGED).
+ *   engine:     kvl_create, kvl_open(writable), kvl_register in each of the replica's ledgers.
+ *               A watcher thread: seen = kvl_bell(KVL_PUBLISHED) of the last ledger; kvl_agree over all of them; hand a
+ *               pair with a higher revision to the scheduler through a word of the engine's own; kvl_wait(seen) for at
+ *               most a second; and once a second kvl_check of each ledger. If one is not current: kvl_unregister
+ *               everywhere, kvl_desired of each once more (a publication may have come in between), kvl_close, and
+ *               register anew at a revision above all that was seen.
+ *               After applying: kvl_acknowledge, kvl_ring(KVL_ACKNOWLEDGED).
+ *   publisher:  kvl_open(writable), kvl_read_slot to find the instance, kvl_raise on each member in byte order of the
+ *               GPU ids, kvl_ring(KVL_PUBLISHED), kvl_is_owned to confirm; kvl_close.
+ *   observer:   kvl_open(read-only), kvl_bell(KVL_ACKNOWLEDGED), kvl_read_slot, kvl_wait.
+ *
+ * MEMORY AND SIGNALS
+ *   Everything is read with pread and written with pwrite, apart from the compare-and-swap of kvl_raise and the record
+ *   of kvl_audit_write. Those two run in a short-lived child that shares this process's memory but not its signal
+ *   table, so that a file cut under them is an error code. The bells are counted and slept on by the kernel. So no
+ *   function loads or stores ledger memory in this process, none can raise SIGBUS in it, and none installs a handler.
  *
  * OWNERSHIP AND LIFETIME
- *   A slot is alive exactly while its owner holds an open-file-description lock on the slot's first byte. The kernel
- *   drops that lock when the owner ends, however it ends, so no pid is ever trusted and nothing needs a clean-up.
- *   Publishers hold a shared lock on the slot's second byte during kvl_raise, and kvl_register takes only slots of
- *   which it can lock both bytes: a slot cannot change its owner under a publisher's compare-and-swap.
- *   Locks are those of the handle: they end with kvl_release, and a forked child holds none (its copies are closed by
- *   a pthread_atfork handler; fork by a raw system call is not covered). Files are never truncated, resized or removed.
+ *   A slot is alive while its owner holds an open-file-description lock on a byte far behind the end of the file, at an
+ *   offset made from its incarnation. The kernel drops that lock when the owner ends, however it ends, so no pid is
+ *   trusted and nothing needs cleaning up; and a lock never proves that another incarnation is alive, whatever was
+ *   copied into the slot. The owner also locks the slot's first byte, which keeps the slot until kvl_close. Publishers
+ *   hold a shared lock on the slot's second byte during kvl_raise, and kvl_register takes only slots of which it can
+ *   lock both bytes: a slot cannot change its owner under a publisher's compare-and-swap.
+ *   A forked child holds no lock: a pthread_atfork handler closes its copies of the descriptors. _Fork() and the raw
+ *   system call are not covered. Files are never truncated, resized or removed. No descriptor is below 3.
  *
  * ORDERING AND THREADS
- *   Every shared field is a C11 atomic. What pairs with what stands at each access in kvledger.c; in short:
- *     incarnation  release store after the identity    <-> acquire load before reading it, fence and re-load after
- *     desired      release compare-and-swap, members in order <-> acquire load, last member first
- *     report.seq   odd while writing, release when done <-> acquire load, fence and re-load
- *     bells        release add after the store they announce <-> acquire load before looking for it
- *   A handle may be used by several threads, but kvl_raise and kvl_close of one handle are for one thread at a time.
+ *   The kernel's lock on the list of file locks orders an owner that gives its slot up and then looks at the word
+ *   against a publisher that raises the word and then asks whether the slot is owned: one of them sees the other.
+ *   The compare-and-swap releases what a publisher wrote to earlier members; kvl_agree reads the last member first.
+ *   A handle may be used by several threads; kvl_register, kvl_unregister and kvl_acknowledge of one handle are for one
+ *   thread at a time, and kvl_close may not run beside any other call with the same handle. A sleeping kvl_wait counts.
  *
  * WHAT A CRASH LEAVES
- *   A publisher killed anywhere leaves each word old or new. An engine killed anywhere leaves a dead slot. A torn
- *   report or audit record is recognised as such. There is no lock that a dead or stopped process could hold against
- *   others, apart from its own slot.
+ *   A publisher killed anywhere leaves each word old or new. An engine killed anywhere leaves a dead slot. A report or
+ *   record that was not written whole is recognised by its seal. A creation killed anywhere leaves no file, or the
+ *   whole one. No lock can be held against others by a dead or stopped process, apart from its own slot.
  *
- * A TRUNCATED FILE
- *   A peer that may write the file can also cut it, and touching the lost pages would raise SIGBUS. The library handles
- *   SIGBUS for its own mappings: the pages are replaced by private zero pages, kvl_is_lost turns true, and the process
- *   goes on. Other faults are passed on to the handler that stood before. kvl_guard re-installs the handler if
- *   someone else replaced it.
+ * A DAMAGED FILE
+ *   A peer that may write the file can also cut it, punch holes into it, or copy another ledger over it. kvl_open
+ *   remembers the file's stamp, which holds a random identity. kvl_check and every function that writes compare it.
  *
  * FILE FORMAT
- *   Magic, byte order, version and a fingerprint of sizes and offsets are checked on every open. The file is in the
- *   machine's own byte order and never leaves it. All times are CLOCK_REALTIME in nanoseconds.
+ *   Magic, byte order, format and a fingerprint of all offsets are checked on every open. The file is in the machine's
+ *   own byte order and never leaves it. All times are CLOCK_REALTIME in nanoseconds. KVL_FORMAT is the version of the
+ *   file, KVL_ABI that of the structures and functions below.
  *
  * ERRORS
- *   Functions return a value >= 0, or a negated errno, or one of the KVL_E codes below for a file that is refused.
+ *   Functions return a value >= 0, a negated errno, or a KVL_E code below -1000.
  */
 #ifndef KVLEDGER_H
 #define KVLEDGER_H
 
 #ifndef KVL_DECLARATIONS_ONLY /* the binding generator reads this header without its includes */
 #include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
 #endif
 
 enum {
-    KVL_ABI = 1,
+    KVL_ABI = 2,
+    KVL_FORMAT = 2,
     KVL_SLOTS = 64,
-    KVL_FILE_BYTES = 32768,
-    KVL_AUDIT_RECORDS = 32,
+    KVL_FILE_BYTES = 49152,
+    KVL_AUDIT_RECORDS = 64,
     KVL_NAME_BYTES = 64,
     KVL_ENGINE_BYTES = 16,
     KVL_VERSION_BYTES = 16,
@@ -72,19 +86,31 @@ enum {
 /* Why kvl_open refuses a file. */
 enum {
     KVL_E_NOT_REGULAR = -1001, /* a symlink, directory, device or pipe */
-    KVL_E_HARD_LINKED = -1002, /* more than one name, or none */
-    KVL_E_SIZE = -1003,        /* not KVL_FILE_BYTES long, as a half-made or truncated file */
+    KVL_E_HARD_LINKED = -1002, /* more than one name */
+    KVL_E_SIZE = -1003,        /* not KVL_FILE_BYTES long: cut, or no ledger */
     KVL_E_MAGIC = -1004,       /* no ledger at all */
     KVL_E_BYTE_ORDER = -1005,  /* written by a machine of the other byte order */
-    KVL_E_ABI = -1006,         /* a ledger of another version */
+    KVL_E_FORMAT = -1006,      /* a ledger of another version */
     KVL_E_LAYOUT = -1007       /* this version, but built with other sizes or offsets */
+};
+
+/* What became of an open ledger, or of a registration in it. */
+enum {
+    KVL_E_REPLACED = -1011,  /* the name is gone or leads to another file */
+    KVL_E_DAMAGED = -1012,   /* the file was cut or overwritten: its stamp is not the one it was opened with */
+    KVL_E_DISPLACED = -1013, /* the slot carries another incarnation */
+    KVL_E_SET_BACK = -1014,  /* the slot's word went back to a revision below one that was read there */
+    KVL_E_UNLOCKED = -1015   /* the lock is gone, as after somebody closed the descriptor */
 };
 
 /* The two doorbells of a file. */
 enum { KVL_PUBLISHED = 0, KVL_ACKNOWLEDGED = 1 };
 
 /* Results of kvl_raise. */
-enum { KVL_LOST = 0, KVL_RAISED = 1 };
+enum { KVL_OVERTAKEN = 0, KVL_RAISED = 1 };
+
+/* Results of kvl_read_slot. */
+enum { KVL_DEAD = 0, KVL_ALIVE = 1, KVL_TORN = 2 };
 
 typedef struct kvl_ledger kvl_ledger;
 
@@ -96,8 +122,8 @@ struct kvl_file {
     uint64_t links;
     uint32_t uid;
     uint32_t gid;
-    uint32_t mode; /* as in struct stat */
-    uint32_t abi;  /* as found in the file; 0 when it could not be read */
+    uint32_t mode;   /* as in struct stat */
+    uint32_t format; /* as found in the file; 0 when it could not be read */
 };
 
 /* Who owns a slot; fixed from registration to its end. */
@@ -122,11 +148,11 @@ struct kvl_report {
     int64_t active;
     int64_t capacity;
     int64_t evicted;
+    uint64_t reported_ns;      /* set by kvl_acknowledge; 0 before the first one */
     uint32_t eviction_errors;
-    uint32_t outcome; /* the caller's enumeration; this library only carries it */
-    uint64_t reported_ns;
+    uint32_t outcome;          /* the caller's enumeration; this library only carries it */
     uint32_t settled_revision; /* newest revision applied or rejected */
-    uint32_t consistent;       /* 0 when the owner stopped in mid-report: fields may belong to two reports */
+    uint32_t unused;
     char reason[KVL_REASON_BYTES];
 };
 
@@ -154,78 +180,82 @@ struct kvl_audit {
 /* Check that the caller was compiled against the structures above: 0, or -EPROTO. */
 int kvl_check_abi(uint32_t abi, uint64_t file, uint64_t identity, uint64_t report, uint64_t slot, uint64_t audit);
 
-/* Return the fingerprint of version, sizes and offsets that stands in every file of this library. */
-uint64_t kvl_layout(void);
-
-/* Make the file `name` in directory `directory_fd` whole and allocated, under a temporary name, and move it into place.
+/* Make the file `name` in directory `directory_fd` whole and allocated, and give it its name in one step.
  * 1 if this call made it, 0 if the name was taken, else -errno (-ENOSPC on a full file system; -EINVAL for a name that
- * is a path). Never follows or replaces what stands there. The mode is set exactly, whatever the umask. Any thread.
- * One that is killed leaves ".<name>.<16 hex digits>.new" at most, which may be removed at any time. */
+ * is a path; -EOPNOTSUPP on a file system without unnamed files). Never follows or replaces what the name leads to.
+ * The mode is set exactly, whatever the umask. Any thread. */
 int kvl_create(int directory_fd, const char *name, uint32_t mode);
 
-/* Open and map `name`, no path and never through a symlink. 0, KVL_E_*, or -errno; *file is filled as far as it is known.
+/* Open `name`, no path and never through a symlink. 0, KVL_E_*, or -errno; *file is filled as far as it is known.
  * Nothing is written to a refused file. Any thread. */
 int kvl_open(int directory_fd, const char *name, int writable, struct kvl_file *file, kvl_ledger **out);
 
-/* Drop the locks of a handle but keep its memory mapped, so that words already looked at stay readable. */
-void kvl_release(kvl_ledger *ledger);
-
-/* Release and unmap. No pointer obtained from the handle may be used afterwards. NULL is allowed. */
+/* Close a handle: its locks end, and its slot is free. NULL is allowed. */
 void kvl_close(kvl_ledger *ledger);
 
-/* Claim a free slot, write `identity` with `incarnation` (not 0) and `desired` into it, and own it until
- * kvl_unregister, kvl_release, kvl_close or the end of the process.
- * The slot's report is empty and begins with the startup limit: kvl_acknowledge says what holds.
- * The slot's index, -EUSERS if all are taken, or -errno. One thread at a time. */
+/* Claim a free slot, write `identity` with `incarnation` (not 0) and `desired` into it, and own it until kvl_unregister,
+ * kvl_close or the end of the process. The slot's report is empty and begins with the startup limit: kvl_acknowledge
+ * says what is in force. Once per handle.
+ * The slot's index, -EUSERS if all are taken, -EBUSY if this handle registered before, or another error. */
 int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64_t incarnation, uint64_t desired);
 
-/* Give a slot of one's own back. 0, -EBADF if it is not one's own (any more, as after fork), or -errno. */
-int kvl_unregister(kvl_ledger *ledger, uint32_t slot);
+/* Stop owning the slot: it is dead for everybody from now on. Nobody else can claim it before kvl_close, so that its
+ * word can be read once more. 0, -EBADF if this handle registered nothing (or was inherited by a fork), or -errno. */
+int kvl_unregister(kvl_ledger *ledger);
 
-/* Copy a slot. 1 if it is alive, 0 if not (then *out is untouched), -EAGAIN if it kept changing, or -errno. The owner's
- * own handle does not see its own lock: read one's own slots through another handle. Any thread; wait-free. */
+/* Look whether an open ledger is the file that `name` (here also a path) leads to, whole and as it was opened; for an
+ * owner, also whether its registration is as it was made: 0, or the KVL_E code that says why publishers cannot reach it
+ * any more, or -errno, which says neither. For engines about once a second. `revision` is one that was read in the
+ * slot's word before, else 0. Any thread. */
+int kvl_check(const kvl_ledger *ledger, int directory_fd, const char *name, uint32_t revision);
+
+/* Copy a slot. KVL_ALIVE; KVL_TORN if it is alive but its report is not whole (the report is then all zero); KVL_DEAD if
+ * nobody owns it (*out is untouched); -EAGAIN if it kept changing; or another error, which says nothing about the
+ * owner's life. The owner's own handle does not see its own lock. Any thread. */
 int kvl_read_slot(const kvl_ledger *ledger, uint32_t slot, struct kvl_slot *out);
 
-/* Return where the desired word of a slot stands, for the owner's hot look; valid until kvl_close. */
-const uint64_t *kvl_desired_word(const kvl_ledger *ledger, uint32_t slot);
+/* Read the desired word of a slot that carries `incarnation`, alive or not: 0, KVL_E_DISPLACED, KVL_E_DAMAGED, -errno. */
+int kvl_desired(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t *word);
 
-/* Load `count` words with acquire order, the last one first. 1 and the word if all are equal, else 0. Wait-free. */
-int kvl_agree(const uint64_t *const *words, uint32_t count, uint64_t *word);
+/* Read the desired words of the slots that `count` handles registered, the last one first. 1 and the word if all are
+ * equal and all slots carry the incarnation of the first handle's registration; else 0. For the owner; any thread. */
+int kvl_agree(const kvl_ledger *const *ledgers, uint32_t count, uint64_t *word);
 
-/* Set the desired word to `word` by compare-and-swap if its revision is lower, while `incarnation` owns the slot.
- * KVL_RAISED, KVL_LOST if the word found has this revision or a higher one, -ESRCH if the slot has no or another
- * owner, -EBADF for a handle that is read-only or released, or -errno. *found is the word that was replaced or that won. Lock-free: it repeats only when another
- * publisher succeeded. */
-int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t word, uint64_t *found);
+/* Set the desired word to `word` by compare-and-swap if its revision is lower, while `incarnation` owns the slot, and
+ * append `record` (may be NULL) with `before` and `after` filled in.
+ * KVL_RAISED, KVL_OVERTAKEN if the word found has this revision or a higher one, -ESRCH if the slot has no or another
+ * owner, KVL_E_DAMAGED, -EBADF for a handle that is read-only or inherited, or -errno. *found is the word that was
+ * replaced or that won. It repeats only when another publisher succeeded. */
+int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t word, const struct kvl_audit *record,
+              uint64_t *found);
 
-/* 1 if `incarnation` still owns the slot, else 0. */
+/* 1 if `incarnation` owns the slot, 0 if not, or an error, which says neither. */
 int kvl_is_owned(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation);
 
-/* Write a report into a slot of one's own; `consistent` is ignored. 0, or -EBADF if it is not one's own (any more, as after fork or release).
- * One thread at a time. Wait-free, no system call. */
-int kvl_acknowledge(kvl_ledger *ledger, uint32_t slot, const struct kvl_report *report);
+/* Write a report into the handle's slot. 0, -EBADF if it has none (or was inherited), KVL_E_DAMAGED, or -errno. */
+int kvl_acknowledge(kvl_ledger *ledger, const struct kvl_report *report);
 
-/* Append to the file's bounded record of publications. 0, or -EBADF for a handle that is read-only or released.
- * Wait-free. */
+/* Append to the file's bounded record of publications. 0, KVL_E_DAMAGED, -EBADF for a read-only handle, or -errno. */
 int kvl_audit_write(kvl_ledger *ledger, const struct kvl_audit *record);
 
-/* Read record `index` (0 is the newest). 1, or 0 if there is none or its writer died over it. */
-int kvl_audit_read(const kvl_ledger *ledger, uint32_t index, struct kvl_audit *out);
+/* Copy the records into `out`, newest first, and return how many there are, at most KVL_AUDIT_RECORDS; or -errno.
+ * *written is how many were ever begun. Records that were not written whole are left out. */
+int kvl_audit_read(const kvl_ledger *ledger, struct kvl_audit *out, uint64_t *written);
 
-/* Return the count of a bell, with acquire order. Take it before looking for what the bell announces. */
-uint32_t kvl_bell(const kvl_ledger *ledger, uint32_t bell);
+/* Read the count of a bell: 0, KVL_E_DAMAGED, or -errno. Take it before looking for what the bell announces. */
+int kvl_bell(const kvl_ledger *ledger, uint32_t bell, uint32_t *count);
 
-/* Ring a bell: count it up with release order and wake all who wait. Does nothing through a read-only handle. */
-void kvl_ring(kvl_ledger *ledger, uint32_t bell);
+/* Ring a bell: count it up and wake all who wait, in a damaged file without counting. 0, -EBADF for a read-only handle, KVL_E_DAMAGED, or -errno. */
+int kvl_ring(kvl_ledger *ledger, uint32_t bell);
 
 /* Sleep until the bell's count differs from `seen` or CLOCK_MONOTONIC reaches `deadline_ns`.
- * 0, -ETIMEDOUT, -EINTR, or -EFAULT for a lost file. Needs no write access. */
+ * 0, -ETIMEDOUT, -EINTR, or KVL_E_DAMAGED for a file that was cut. Needs no write access. */
 int kvl_wait(const kvl_ledger *ledger, uint32_t bell, uint32_t seen, int64_t deadline_ns);
 
-/* 1 once the file was found truncated under the mapping: nothing read from it counts any more. */
-int kvl_is_lost(const kvl_ledger *ledger);
-
-/* Make sure that this library's SIGBUS handler is the installed one. 0 or -errno. kvl_open does it too. */
-int kvl_guard(void);
+#ifndef KVL_DECLARATIONS_ONLY
+#ifdef __cplusplus
+}
+#endif
+#endif
 
 #endif /* KVLEDGER_H */

@@ -2,96 +2,126 @@
  *
  * slot.c - who owns a slot, what it is told, and what it answers.
  */
-#define _GNU_SOURCE
-#include <errno.h>
+#include "handle.h"
+
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "handle.h"
+enum { READ_TRIES = 64 }; /* bounds how long a reader may meet writers in mid-copy, which take nanoseconds */
 
-/* Locks: byte 0 of a slot is its owner's, byte 1 is shared by publishers ---------------------------------------- */
+static size_t offset_of(uint32_t slot)
+{
+    return offsetof(struct layout_file, slots) + slot * sizeof(struct layout_slot);
+}
+
+/* Locks ----------------------------------------------------------------------------------------------------------
+ * Byte 0 of a slot: its owner, until kvl_close. Byte 1: publishers share it, a registration has it alone.
+ * A byte far behind the file, made from the incarnation: that incarnation is alive. */
 
 enum { OWNER_BYTE = 0, PUBLISHER_BYTE = 1 };
 
-enum { READ_TRIES = 64 }; /* bounds how long a reader may meet a writer in mid-store; a store takes nanoseconds */
-
-static struct flock lock_of(uint32_t slot, int first, int bytes, int type)
+static struct flock lock_at(off_t start, int bytes, int type)
 {
     struct flock lock;
     memset(&lock, 0, sizeof lock);
     lock.l_type = (short)type;
     lock.l_whence = SEEK_SET;
-    lock.l_start = (off_t)(offsetof(struct layout_file, slots) + slot * sizeof(struct layout_slot)) + first;
+    lock.l_start = start;
     lock.l_len = bytes;
     return lock;
 }
 
-static int set_lock(const kvl_ledger *ledger, struct flock lock)
+static struct flock slot_lock(uint32_t slot, int first, int bytes, int type)
 {
-    /* relaxed: the descriptor is no flag for data */
-    int fd = atomic_load_explicit(&ledger->fd, memory_order_relaxed);
-    if (fd < 0) {
-        return -EBADF;
-    }
-    return fcntl(fd, F_OFD_SETLK, &lock) == 0 ? 0 : -errno;
+    return lock_at((off_t)offset_of(slot) + first, bytes, type);
 }
 
-/* 1 if another handle owns the slot and finished its registration, else 0, or -errno.
- * Asks what stands against a shared lock on both bytes. That is an exclusive lock: on the first byte alone by an owner,
- * on both by a registration at work, whose slot still shows who was there before. Shared locks prove no life: whoever
- * may read the file can take them. */
-static int owner_lives(const kvl_ledger *ledger, uint32_t slot)
+static struct flock life_lock(uint64_t incarnation, int type)
 {
-    struct flock lock = lock_of(slot, OWNER_BYTE, 2, F_RDLCK);
-    off_t owner_byte = lock.l_start;
-    int fd = atomic_load_explicit(&ledger->fd, memory_order_relaxed); /* as in set_lock */
-    if (fd < 0) {
-        return -EBADF;
-    }
+    const uint64_t half = UINT64_C(1) << 62;
+    return lock_at((off_t)(half | (incarnation & (half - 1))), 1, type);
+}
+
+static int set_lock(const kvl_ledger *ledger, struct flock lock)
+{
+    return fcntl(ledger->fd, F_OFD_SETLK, &lock) == 0 ? 0 : -errno;
+}
+
+static int is_taken(int error)
+{
+    return error == -EAGAIN || error == -EACCES;
+}
+
+/* 1 if `incarnation` is alive, 0 if not, or -errno. Asks what is in the way of a shared lock, which is an exclusive one:
+ * shared locks prove no life, as whoever may read the file can take them. */
+static int lives(int fd, uint64_t incarnation)
+{
+    struct flock lock = life_lock(incarnation, F_RDLCK);
     if (fcntl(fd, F_OFD_GETLK, &lock) != 0) {
         return -errno;
     }
-    return lock.l_type != F_UNLCK && lock.l_start == owner_byte && lock.l_len == 1;
+    return lock.l_type != F_UNLCK;
 }
 
 /* Registration -------------------------------------------------------------------------------------------------- */
 
-static int claim_slot(kvl_ledger *ledger)
+static int claim_slot(const kvl_ledger *ledger)
 {
-    uint64_t owned = atomic_load_explicit(&ledger->owned, memory_order_relaxed); /* registrations are one at a time */
     for (uint32_t slot = 0; slot < KVL_SLOTS; slot++) {
-        if ((owned >> slot & 1) != 0) {
-            continue; /* one's own lock would not stand in the way */
-        }
         /* Both bytes: a publisher in mid-raise keeps its slot from changing hands, even stopped. */
-        int result = set_lock(ledger, lock_of(slot, OWNER_BYTE, 2, F_WRLCK));
+        int result = set_lock(ledger, slot_lock(slot, OWNER_BYTE, 2, F_WRLCK));
         if (result == 0) {
             return (int)slot;
         }
-        if (result != -EAGAIN && result != -EACCES) {
+        if (!is_taken(result)) {
             return result;
         }
     }
     return -EUSERS;
 }
 
-/* Not the pair that the slot begins with: the owner has yet to say that it holds to it. */
-static void clear_report(struct layout_report *report, int32_t startup_limit)
+static uint64_t identity_seal(const struct layout_slot *slot)
 {
-    put(&report->applied, (uint64_t)(uint32_t)startup_limit);
-    put(&report->settled_revision, 0);
-    put(&report->idle, 0);
-    put(&report->active, 0);
-    put(&report->capacity, 0);
-    put(&report->evicted, 0);
-    put(&report->eviction_errors, 0);
-    put(&report->outcome, 0);
-    put(&report->reported_ns, 0);
-    for (int i = 0; i < REASON_WORDS; i++) {
-        put(&report->reason[i], 0);
+    const uint64_t parts[] = {slot->ownership.incarnation, slot->ownership.registered_ns};
+    return kvl_seal(kvl_seal(0, parts, sizeof parts), &slot->identity, sizeof slot->identity);
+}
+
+static int write_slot(const kvl_ledger *ledger, uint32_t index, const struct kvl_identity *identity,
+                      uint64_t incarnation, uint64_t desired)
+{
+    struct layout_slot slot;
+    memset(&slot, 0, sizeof slot);
+    slot.identity = *identity;
+    atomic_init(&slot.ownership.desired, desired);
+    slot.ownership.incarnation = incarnation;
+    slot.ownership.registered_ns = kvl_realtime_ns();
+    slot.ownership.seal = identity_seal(&slot);
+    /* Not the pair that the slot begins with: the owner has yet to say that it applied it. */
+    slot.report.body.applied = (uint64_t)(uint32_t)identity->startup_limit;
+    slot.report.seal = kvl_seal(incarnation, &slot.report.body, sizeof slot.report.body);
+    return kvl_write_at(ledger, &slot, sizeof slot, offset_of(index));
+}
+
+static int take_slot(kvl_ledger *ledger, uint32_t index, const struct kvl_identity *identity, uint64_t incarnation,
+                     uint64_t desired)
+{
+    KVL_POINT("register:claimed");
+    int result = set_lock(ledger, life_lock(incarnation, F_WRLCK));
+    KVL_POINT("register:alive");
+    if (result == 0) {
+        result = write_slot(ledger, index, identity, incarnation, desired);
     }
-    put(&report->seq, 0);
+    KVL_POINT("register:written");
+    if (result == 0) {
+        result = set_lock(ledger, slot_lock(index, PUBLISHER_BYTE, 1, F_UNLCK));
+    }
+    KVL_POINT("register:open");
+    if (result < 0) { /* undone: a slot that is never alive must not stay taken */
+        (void)set_lock(ledger, life_lock(incarnation, F_UNLCK));
+        (void)set_lock(ledger, slot_lock(index, OWNER_BYTE, 2, F_UNLCK));
+    }
+    return result;
 }
 
 int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64_t incarnation, uint64_t desired)
@@ -99,255 +129,323 @@ int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64
     if (incarnation == 0) {
         return -EINVAL;
     }
-    int index = claim_slot(ledger);
+    if (!ledger->writable) {
+        return -EBADF;
+    }
+    if (ledger->slot >= 0) {
+        return -EBUSY;
+    }
+    int result = kvl_check_stamp(ledger);
+    int index = result < 0 ? result : claim_slot(ledger);
     if (index < 0) {
         return index;
     }
-    KVL_POINT("register:claimed");
-    struct layout_slot *slot = &ledger->file->slots[index];
-    put(&slot->incarnation, 0);
-    /* Pairs with the acquire fence in read_settled_slot: who saw a field below also sees the 0 above. */
-    atomic_thread_fence(memory_order_release);
-    KVL_POINT("register:opened");
-    words_store(slot->identity, identity, IDENTITY_WORDS);
-    KVL_POINT("register:identity");
-    put(&slot->registered_ns, realtime_ns());
-    clear_report(&slot->report, identity->startup_limit);
-    KVL_POINT("register:report");
-    put(&slot->desired, desired);
-    KVL_POINT("register:desired");
-    /* Pairs with the acquire loads of incarnation: who sees it sees all of the above. */
-    atomic_store_explicit(&slot->incarnation, incarnation, memory_order_release);
-    atomic_fetch_or_explicit(&ledger->owned, UINT64_C(1) << index, memory_order_relaxed); /* as in claim_slot */
-    KVL_POINT("register:published");
-    int result = set_lock(ledger, lock_of((uint32_t)index, PUBLISHER_BYTE, 1, F_UNLCK));
-    KVL_POINT("register:done");
-    /* Two that register at once each look for the other afterwards: this keeps either's look behind its own stores, so
-     * that at least one of them finds the other. */
-    atomic_thread_fence(memory_order_seq_cst);
-    return result < 0 ? result : index;
-}
-
-/* Whether the slot is one's own. Relaxed: it guards against misuse, not against another thread. */
-static int owns(const kvl_ledger *ledger, uint32_t index)
-{
-    return atomic_load_explicit(&ledger->fd, memory_order_relaxed) >= 0 &&
-           (atomic_load_explicit(&ledger->owned, memory_order_relaxed) >> index & 1) != 0;
-}
-
-int kvl_unregister(kvl_ledger *ledger, uint32_t index)
-{
-    struct layout_slot *slot = slot_at(ledger, index);
-    if (slot == NULL) {
-        return -EINVAL;
+    result = take_slot(ledger, (uint32_t)index, identity, incarnation, desired);
+    if (result < 0) {
+        return result;
     }
-    if (!owns(ledger, index)) {
+    ledger->slot = index;
+    ledger->incarnation = incarnation;
+    ledger->owns = 1;
+    /* StoreLoad: two that register at once each look for the other afterwards, and one of them finds the other. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return index;
+}
+
+int kvl_unregister(kvl_ledger *ledger)
+{
+    if (!ledger->owns || ledger->fd < 0) {
         return -EBADF;
     }
-    /* release: a reader that still sees the old incarnation sees the old fields, too */
-    atomic_store_explicit(&slot->incarnation, 0, memory_order_release);
-    KVL_POINT("unregister:closed");
-    atomic_fetch_and_explicit(&ledger->owned, ~(UINT64_C(1) << index), memory_order_relaxed); /* as in claim_slot */
-    return set_lock(ledger, lock_of(index, OWNER_BYTE, 1, F_UNLCK));
+    ledger->owns = 0;
+    KVL_POINT("unregister:called");
+    /* The kernel's lock on the list of file locks pairs this with kvl_is_owned: a publisher that found the slot owned
+     * raised its word before this returns. */
+    return set_lock(ledger, life_lock(ledger->incarnation, F_UNLCK));
 }
 
 /* Reading ------------------------------------------------------------------------------------------------------- */
 
-static void load_report_once(const struct layout_report *shared, struct kvl_report *out)
+/* Desired word and incarnation as two reads in a row found them: a reader may meet a store in mid-copy, but not the same
+ * half of it twice. */
+static int read_ownership(const kvl_ledger *ledger, uint32_t slot, struct layout_ownership *out)
 {
-    out->applied = atomic_load_explicit(&shared->applied, memory_order_relaxed);
-    out->idle = (int64_t)atomic_load_explicit(&shared->idle, memory_order_relaxed);
-    out->active = (int64_t)atomic_load_explicit(&shared->active, memory_order_relaxed);
-    out->capacity = (int64_t)atomic_load_explicit(&shared->capacity, memory_order_relaxed);
-    out->evicted = (int64_t)atomic_load_explicit(&shared->evicted, memory_order_relaxed);
-    out->eviction_errors = atomic_load_explicit(&shared->eviction_errors, memory_order_relaxed);
-    out->outcome = atomic_load_explicit(&shared->outcome, memory_order_relaxed);
-    out->reported_ns = atomic_load_explicit(&shared->reported_ns, memory_order_relaxed);
-    out->settled_revision = atomic_load_explicit(&shared->settled_revision, memory_order_relaxed);
-    words_load(out->reason, shared->reason, REASON_WORDS);
-    out->reason[KVL_REASON_BYTES - 1] = '\0';
-}
-
-static void load_report(const struct layout_report *shared, struct kvl_report *out)
-{
-    for (int i = 0; i < READ_TRIES; i++) {
-        /* acquire pairs with the release that ends kvl_acknowledge */
-        uint32_t before = atomic_load_explicit(&shared->seq, memory_order_acquire);
-        load_report_once(shared, out);
-        /* Pairs with the release fence in kvl_acknowledge: who saw a newer field sees the odd number, too. */
-        atomic_thread_fence(memory_order_acquire);
-        uint32_t after = atomic_load_explicit(&shared->seq, memory_order_relaxed);
-        if (before == after && before % 2 == 0) {
-            out->consistent = 1;
-            return;
+    size_t offset = offset_of(slot) + offsetof(struct layout_slot, ownership);
+    int result = kvl_read_at(ledger, out, sizeof *out, offset);
+    for (int i = 0; i < READ_TRIES && result == 0; i++) {
+        struct layout_ownership again;
+        result = kvl_read_at(ledger, &again, sizeof again, offset);
+        if (result == 0 && memcmp(out, &again, sizeof again) == 0) {
+            return 0;
         }
+        memcpy(out, &again, sizeof again);
     }
-    out->consistent = 0; /* the owner was stopped or killed in mid-report */
+    return result < 0 ? result : -EAGAIN;
 }
 
-/* One attempt: 1 and a copy that belongs to one incarnation, 0 for nobody's slot, -EAGAIN if it changed meanwhile. */
-static int read_settled_slot(const struct layout_slot *slot, struct kvl_slot *out)
+static uint64_t desired_in(const struct layout_ownership *ownership)
 {
-    /* acquire pairs with the release store at the end of kvl_register */
-    uint64_t incarnation = atomic_load_explicit(&slot->incarnation, memory_order_acquire);
-    if (incarnation == 0) {
-        return 0;
-    }
-    out->incarnation = incarnation;
-    words_load(&out->identity, slot->identity, IDENTITY_WORDS);
-    out->registered_ns = atomic_load_explicit(&slot->registered_ns, memory_order_relaxed);
-    /* acquire pairs with the compare-and-swap in kvl_raise */
-    out->desired = atomic_load_explicit(&slot->desired, memory_order_acquire);
-    load_report(&slot->report, &out->report);
-    /* Pairs with the release fence in kvl_register. */
-    atomic_thread_fence(memory_order_acquire);
-    return atomic_load_explicit(&slot->incarnation, memory_order_relaxed) == incarnation ? 1 : -EAGAIN;
+    return atomic_load_explicit(&ownership->desired, memory_order_relaxed); /* a private copy */
 }
 
-int kvl_read_slot(const kvl_ledger *ledger, uint32_t index, struct kvl_slot *out)
+int kvl_desired(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t *word)
 {
-    const struct layout_slot *slot = slot_at(ledger, index);
-    if (slot == NULL) {
+    if (slot >= KVL_SLOTS) {
         return -EINVAL;
     }
-    struct kvl_slot copy;
-    int result = 0;
-    for (int i = 0; i < READ_TRIES; i++) {
-        result = read_settled_slot(slot, &copy);
-        KVL_POINT("read:copied");
-        if (result == 1) {
-            result = owner_lives(ledger, index);
-        }
-        if (result == 0 || (result < 0 && result != -EAGAIN)) {
-            return result;
-        }
-        /* The lock may be that of a later owner: it is this one's only if the slot is its own before and after. Acquire
-         * keeps this load behind the question; the first one was kept before it by the fence in read_settled_slot. */
-        if (result == 1 &&
-            atomic_load_explicit(&slot->incarnation, memory_order_acquire) == copy.incarnation) {
-            copy.identity.instance[KVL_NAME_BYTES - 1] = '\0'; /* a peer may have written anything */
-            copy.identity.engine[KVL_ENGINE_BYTES - 1] = '\0';
-            copy.identity.version[KVL_VERSION_BYTES - 1] = '\0';
-            memcpy(out, &copy, sizeof copy);
-            return 1;
-        }
+    struct layout_ownership ownership;
+    int result = read_ownership(ledger, slot, &ownership);
+    if (result < 0) {
+        return result;
     }
-    return -EAGAIN;
+    *word = desired_in(&ownership);
+    return ownership.incarnation == incarnation ? 0 : KVL_E_DISPLACED;
 }
 
-int kvl_is_owned(const kvl_ledger *ledger, uint32_t index, uint64_t incarnation)
+int kvl_agree(const kvl_ledger *const *ledgers, uint32_t count, uint64_t *word)
 {
-    const struct layout_slot *slot = slot_at(ledger, index);
-    if (slot == NULL || owner_lives(ledger, index) != 1) {
-        return 0;
+    uint64_t agreed = 0;
+    /* Publishers write members in order, so the last one is read first. */
+    for (uint32_t i = count; i-- > 0;) {
+        uint64_t found;
+        if (kvl_desired(ledgers[i], (uint32_t)ledgers[i]->slot, ledgers[0]->incarnation, &found) != 0) {
+            return 0;
+        }
+        /* Pairs with the compare-and-swap in kvl_raise, which released what its publisher wrote to earlier members. */
+        atomic_thread_fence(memory_order_acquire);
+        if (i + 1 < count && found != agreed) {
+            return 0;
+        }
+        agreed = found;
     }
-    /* acquire, as in read_settled_slot */
-    return atomic_load_explicit(&slot->incarnation, memory_order_acquire) == incarnation;
+    *word = agreed;
+    return count > 0;
 }
 
-/* The desired word ---------------------------------------------------------------------------------------------- */
+static void copy_report(const struct layout_slot *slot, struct kvl_report *out, int *whole)
+{
+    const struct layout_report *report = &slot->report;
+    *whole = report->seal == kvl_seal(slot->ownership.incarnation, &report->body, sizeof report->body);
+    memset(out, 0, sizeof *out);
+    if (*whole) {
+        *out = report->body;
+        out->reason[KVL_REASON_BYTES - 1] = '\0'; /* a peer may have written anything */
+    }
+}
+
+static void copy_slot(const struct layout_slot *slot, struct kvl_slot *out)
+{
+    out->incarnation = slot->ownership.incarnation;
+    out->desired = desired_in(&slot->ownership);
+    out->registered_ns = slot->ownership.registered_ns;
+    out->identity = slot->identity;
+    out->identity.instance[KVL_NAME_BYTES - 1] = '\0'; /* as in copy_report */
+    out->identity.engine[KVL_ENGINE_BYTES - 1] = '\0';
+    out->identity.version[KVL_VERSION_BYTES - 1] = '\0';
+}
+
+/* One attempt: KVL_ALIVE, KVL_TORN, KVL_DEAD, -EAGAIN if the slot is being written, or another error. */
+static int read_slot_once(const kvl_ledger *ledger, uint32_t index, struct kvl_slot *out)
+{
+    struct layout_slot slot;
+    int result = kvl_read_at(ledger, &slot, sizeof slot, offset_of(index));
+    if (result < 0 || slot.ownership.incarnation == 0) {
+        return result < 0 ? result : KVL_DEAD;
+    }
+    KVL_POINT("read:copied");
+    result = lives(ledger->fd, slot.ownership.incarnation);
+    if (result <= 0) {
+        return result < 0 ? result : KVL_DEAD;
+    }
+    struct layout_ownership ownership;
+    result = read_ownership(ledger, index, &ownership);
+    if (result < 0) {
+        return result;
+    }
+    if (ownership.incarnation != slot.ownership.incarnation || slot.ownership.seal != identity_seal(&slot)) {
+        return -EAGAIN;
+    }
+    memcpy(&slot.ownership, &ownership, sizeof ownership);
+    int whole;
+    copy_report(&slot, &out->report, &whole);
+    copy_slot(&slot, out);
+    return whole ? KVL_ALIVE : KVL_TORN;
+}
+
+int kvl_read_slot(const kvl_ledger *ledger, uint32_t slot, struct kvl_slot *out)
+{
+    if (slot >= KVL_SLOTS) {
+        return -EINVAL;
+    }
+    if (ledger->fd < 0) {
+        return -EBADF;
+    }
+    struct kvl_slot copy;
+    int result = -EAGAIN;
+    for (int i = 0; i < READ_TRIES && (result == -EAGAIN || result == KVL_TORN); i++) {
+        result = read_slot_once(ledger, slot, &copy);
+    }
+    if (result == KVL_ALIVE || result == KVL_TORN) {
+        *out = copy;
+    }
+    return result;
+}
+
+int kvl_is_owned(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation)
+{
+    uint64_t word;
+    int result = ledger->fd < 0 ? -EBADF : kvl_desired(ledger, slot, incarnation, &word);
+    if (result < 0) {
+        return result == KVL_E_DISPLACED ? 0 : result;
+    }
+    return lives(ledger->fd, incarnation);
+}
 
 static uint32_t revision_of(uint64_t word)
 {
     return (uint32_t)(word >> 32);
 }
 
-const uint64_t *kvl_desired_word(const kvl_ledger *ledger, uint32_t index)
+/* `other` is a second description of the file: a handle does not see its own locks. */
+static int check_registration(const kvl_ledger *ledger, int other, uint32_t revision)
 {
-    const struct layout_slot *slot = slot_at(ledger, index);
-    return slot == NULL ? NULL : (const uint64_t *)(const void *)&slot->desired;
+    struct layout_slot slot;
+    int result = kvl_read_at(ledger, &slot, sizeof slot, offset_of((uint32_t)ledger->slot));
+    if (result < 0) {
+        return result;
+    }
+    if (slot.ownership.incarnation != ledger->incarnation || slot.ownership.seal != identity_seal(&slot)) {
+        return KVL_E_DISPLACED;
+    }
+    if (revision_of(desired_in(&slot.ownership)) < revision) {
+        return KVL_E_SET_BACK;
+    }
+    result = lives(other, ledger->incarnation);
+    return result == 0 ? KVL_E_UNLOCKED : result < 0 ? result : 0;
 }
 
-int kvl_agree(const uint64_t *const *words, uint32_t count, uint64_t *word)
+static int check_through(const kvl_ledger *ledger, int directory_fd, const char *name, uint32_t revision)
 {
-    if (count == 0) {
-        return 0;
+    int other;
+    int result = kvl_open_again(ledger, directory_fd, name, &other);
+    if (result < 0) {
+        return result;
     }
-    /* Publishers write members in order, so the last one is loaded first; acquire pairs with the compare-and-swap in
-     * kvl_raise, which makes whatever the same publisher wrote to earlier members visible to the loads that follow. */
-    uint64_t last = atomic_load_explicit((const kvl_word *)(const void *)words[count - 1], memory_order_acquire);
-    for (uint32_t i = 0; i + 1 < count; i++) {
-        if (atomic_load_explicit((const kvl_word *)(const void *)words[i], memory_order_acquire) != last) {
-            return 0;
-        }
+    result = kvl_check_stamp(ledger);
+    if (result == 0 && ledger->owns) {
+        result = check_registration(ledger, other, revision);
+    } else if (result == -EBADF) { /* somebody closed the descriptor */
+        result = KVL_E_UNLOCKED;
     }
-    *word = last;
-    return 1;
+    close(other);
+    return result;
 }
 
-static int raise_owned(struct layout_slot *slot, uint64_t word, uint64_t *found)
+int kvl_check(const kvl_ledger *ledger, int directory_fd, const char *name, uint32_t revision)
 {
-    uint64_t current = atomic_load_explicit(&slot->desired, memory_order_relaxed); /* the swap below decides */
-    while (revision_of(current) < revision_of(word)) {
-        KVL_POINT("raise:compared");
-        /* release pairs with the acquire loads in kvl_agree and read_settled_slot; acquire on success keeps the stores
-         * to later members behind this one */
-        if (atomic_compare_exchange_weak_explicit(&slot->desired, &current, word, memory_order_acq_rel,
+    if (ledger->fd < 0) {
+        return -EBADF;
+    }
+    kvl_lock_handles();
+    int result = check_through(ledger, directory_fd, name, revision);
+    kvl_unlock_handles();
+    return result;
+}
+
+/* The desired word ---------------------------------------------------------------------------------------------- */
+
+struct raise {
+    struct layout_file *file;
+    uint32_t slot;
+    uint64_t incarnation;
+    uint64_t word;
+    uint64_t found;
+    int has_record;
+    struct kvl_audit record;
+};
+
+static int swap(void *argument)
+{
+    struct raise *call = argument;
+    struct layout_ownership *ownership = &call->file->slots[call->slot].ownership;
+    uint64_t current = atomic_load_explicit(&ownership->desired, memory_order_relaxed); /* the swap below decides */
+    KVL_POINT("swap:read");
+    while (revision_of(current) < revision_of(call->word)) {
+        /* release pairs with the acquire fence in kvl_agree; acquire keeps stores to later members behind this one */
+        if (atomic_compare_exchange_weak_explicit(&ownership->desired, &current, call->word, memory_order_acq_rel,
                                                   memory_order_relaxed)) {
-            KVL_POINT("raise:swapped");
-            *found = current;
+            call->found = current;
+            KVL_POINT("swap:swapped");
+            if (call->has_record) {
+                call->record.before = current;
+                call->record.after = call->word;
+                kvl_audit_append(call->file, &call->record);
+            }
             return KVL_RAISED;
         }
     }
-    *found = current;
-    return KVL_LOST;
+    call->found = current;
+    return KVL_OVERTAKEN;
 }
 
-int kvl_raise(kvl_ledger *ledger, uint32_t index, uint64_t incarnation, uint64_t word, uint64_t *found)
+static int raise_owned(kvl_ledger *ledger, struct raise *call)
 {
-    struct layout_slot *slot = slot_at(ledger, index);
+    int result = kvl_is_owned(ledger, call->slot, call->incarnation);
+    if (result <= 0) {
+        return result < 0 ? result : -ESRCH;
+    }
+    return kvl_isolated(swap, call, sizeof *call);
+}
+
+int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t word, const struct kvl_audit *record,
+              uint64_t *found)
+{
     *found = 0;
-    if (slot == NULL) {
+    if (slot >= KVL_SLOTS) {
         return -EINVAL;
     }
     if (!ledger->writable) {
         return -EBADF;
     }
-    int result = set_lock(ledger, lock_of(index, PUBLISHER_BYTE, 1, F_RDLCK));
-    if (result == -EAGAIN || result == -EACCES) {
-        return -ESRCH; /* the slot is being registered: it has another owner now */
-    }
+    int result = kvl_check_stamp(ledger);
     if (result < 0) {
         return result;
     }
+    result = set_lock(ledger, slot_lock(slot, PUBLISHER_BYTE, 1, F_RDLCK));
+    if (result < 0) {
+        return is_taken(result) ? -ESRCH : result; /* taken by a registration: the slot has another owner now */
+    }
     KVL_POINT("raise:locked");
-    result = kvl_is_owned(ledger, index, incarnation) ? raise_owned(slot, word, found) : -ESRCH;
-    (void)set_lock(ledger, lock_of(index, PUBLISHER_BYTE, 1, F_UNLCK));
+    struct raise call = {.file = ledger->file, .slot = slot, .incarnation = incarnation, .word = word};
+    if (record != NULL) {
+        call.record = *record;
+        call.has_record = 1;
+    }
+    result = raise_owned(ledger, &call);
+    *found = call.found;
+    KVL_POINT("raise:swapped");
+    (void)set_lock(ledger, slot_lock(slot, PUBLISHER_BYTE, 1, F_UNLCK));
     KVL_POINT("raise:done");
     return result;
 }
 
 /* The report ---------------------------------------------------------------------------------------------------- */
 
-int kvl_acknowledge(kvl_ledger *ledger, uint32_t index, const struct kvl_report *report)
+int kvl_acknowledge(kvl_ledger *ledger, const struct kvl_report *report)
 {
-    struct layout_slot *slot = slot_at(ledger, index);
-    if (slot == NULL) {
-        return -EINVAL;
-    }
-    if (!owns(ledger, index)) {
+    if (ledger->fd < 0 || !ledger->owns) {
         return -EBADF;
     }
-    struct layout_report *shared = &slot->report;
-    uint32_t seq = atomic_load_explicit(&shared->seq, memory_order_relaxed) & ~1U; /* only the owner writes it */
-    put(&shared->seq, seq + 1);
-    /* Pairs with the acquire fence in load_report: who saw a field below also sees the odd number above. */
-    atomic_thread_fence(memory_order_release);
-    KVL_POINT("acknowledge:opened");
-    put(&shared->applied, report->applied);
-    put(&shared->idle, (uint64_t)report->idle);
-    put(&shared->active, (uint64_t)report->active);
-    KVL_POINT("acknowledge:half");
-    put(&shared->capacity, (uint64_t)report->capacity);
-    put(&shared->evicted, (uint64_t)report->evicted);
-    put(&shared->eviction_errors, report->eviction_errors);
-    put(&shared->outcome, report->outcome);
-    put(&shared->reported_ns, realtime_ns());
-    put(&shared->settled_revision, report->settled_revision);
-    words_store(shared->reason, report->reason, REASON_WORDS);
+    int result = kvl_check_stamp(ledger);
+    if (result < 0) {
+        return result;
+    }
+    struct layout_report copy = {.body = *report};
+    copy.body.reported_ns = kvl_realtime_ns();
+    copy.seal = kvl_seal(ledger->incarnation, &copy.body, sizeof copy.body);
+    KVL_POINT("acknowledge:sealed");
+    result = kvl_write_at(ledger, &copy, sizeof copy,
+                          offset_of((uint32_t)ledger->slot) + offsetof(struct layout_slot, report));
     KVL_POINT("acknowledge:written");
-    /* release pairs with the acquire load in load_report: who sees the even number sees all of the above */
-    atomic_store_explicit(&shared->seq, seq + 2, memory_order_release);
-    KVL_POINT("acknowledge:closed");
-    return 0;
+    return result;
 }

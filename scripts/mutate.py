@@ -28,11 +28,12 @@ SLOWER = 6
 PYTHON_TESTS = {
     "kvcached/ledger.py": ["tests/core/test_ledger.py", "tests/core/test_subscription.py", "tests/hazards"],
     "kvcached/publication.py": ["tests/core/test_publication.py", "tests/history", "tests/crash"],
+    "kvcached/resumption.py": ["tests/core/test_resumption.py", "tests/core/test_subscription.py"],
     "kvcached/subscription.py": ["tests/core/test_subscription.py", "tests/hazards", "tests/history"],
     "kvcached/policy.py": ["tests/core/test_policy.py"],
 }
 UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")  # as the sanitized runs of the tests do
-C_FILES = [f"native/{name}.c" for name in ("slot", "file", "bell", "audit", "guard")]
+C_FILES = [f"native/{name}.c" for name in ("slot", "file", "bell", "audit", "isolate")]
 
 PYTHON_RULES = [
     (r"<=", "<"),

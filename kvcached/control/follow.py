@@ -47,11 +47,14 @@ class Doorbells:
         return rung
 
     def _listen(self, handle: _native.Handle, bell: int) -> None:
-        seen = handle.bell(bell)
-        while not self._stopping.is_set() and not handle.is_lost():
-            if handle.wait(bell, seen, time.monotonic() + SLICE_S):
-                seen = handle.bell(bell)
-                self._rung.set()
+        try:
+            seen = handle.bell(bell)
+            while not self._stopping.is_set():
+                if handle.wait(bell, seen, time.monotonic() + SLICE_S):
+                    seen = handle.bell(bell)
+                    self._rung.set()
+        except OSError:  # the ledger is lost, which the next look at the directory tells
+            self._rung.set()
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ for group in ("console_scripts", "vllm.general_plugins", "sglang.srt.plugins"):
     print(group, *[point.value for point in entry_points(group=group) if point.value.startswith("kvcached")])
 from kvcached import _native
 import kvcached.control
-print("layout", _native.layout() > 0, _native.LIBRARY_PATH)
+print(_native.library_version(), _native.LIBRARY_PATH)
 """
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvcached.subscription import Subscription
 
-FILE_BYTES = 32768
+FILE_BYTES = 49152
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="changing owners and mounting need root")
 
 
@@ -52,7 +52,7 @@ def refusal(ledger_dir: Path, gpu: str = "cpu-0", *, writable: bool = True) -> s
 
 
 def test_ledger_is_small_whole_and_private(ledger_dir: Path) -> None:
-    """A new ledger has its full size on disk, at most 32 KiB, and is for its owner alone."""
+    """A new ledger has its full size on disk, 48 KiB, and is for its owner alone."""
     status = make_ledger(ledger_dir).stat()
     assert status.st_size == FILE_BYTES
     assert status.st_blocks * 512 >= FILE_BYTES
@@ -76,12 +76,12 @@ def test_mode_follows_the_directory_and_not_the_umask(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is 0 bytes long; a ledger has 32768"),
+        (b"", "is 0 bytes long; a ledger has 49152"),
         (b"x", "is 1 bytes long"),
-        (b"x" * (FILE_BYTES // 2), "is 16384 bytes long"),
+        (b"x" * (FILE_BYTES // 2), "is 24576 bytes long"),
         (b"\0" * FILE_BYTES, "holds no ledger"),
         (b"\x5a" * FILE_BYTES, "holds no ledger"),
-        (b"\0" * (FILE_BYTES + 1), "is 32769 bytes long"),
+        (b"\0" * (FILE_BYTES + 1), "is 49153 bytes long"),
     ],
 )
 def test_bad_content_is_refused_by_name_and_reason_and_never_written(
@@ -105,8 +105,8 @@ def test_bad_content_is_refused_by_name_and_reason_and_never_written(
     [
         (0, struct.pack(">Q", 0x72656764656C766B), "other byte order"),
         (8, struct.pack(">I", 0x01020304), "other byte order"),
-        (12, struct.pack("=I", 2), "has ledger version 2; this library knows version 1"),
-        (12, struct.pack("=I", 0), "has ledger version 0; this library knows version 1"),
+        (12, struct.pack("=I", 1), "has ledger version 1; this library knows version 2"),
+        (12, struct.pack("=I", 0), "has ledger version 0; this library knows version 2"),
         (16, b"\0", "another layout"),
         (24, struct.pack("=Q", 4096), "another layout"),
     ],
@@ -166,7 +166,7 @@ AS_NOBODY = """
 import os, sys
 from kvcached import _native
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
-_native.layout()  # loads the library while its folder can be read
+_native.library_version()  # loads the library while its folder can be read
 os.setgroups([])
 os.setgid(int(sys.argv[3])); os.setuid(54321)
 try:
@@ -245,7 +245,7 @@ def test_full_tmpfs_is_an_error_at_creation(tmp_path: Path) -> None:
     """On a full file system the creation fails with a sentence, leaves nothing behind, and nobody meets a SIGBUS."""
     mount = tmp_path / "small"
     mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(mount)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k,mode=0700", "tmpfs", str(mount)], check=True)
     try:
         with LedgerDirectory(str(mount), writable=True) as directory:
             directory.create("cpu-0")
@@ -282,13 +282,13 @@ def test_registration_lock_is_waited_for_until_the_deadline(ledger_dir: Path) ->
             fcntl.flock(first.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_sweep_removes_what_killed_creations_left_and_nothing_else(ledger_dir: Path) -> None:
-    """Half-made ledgers and pages go, whatever cannot be removed; other files stay, hidden ones and new ones, too."""
-    half_made = [f".cpu-{number}.ledger.0123456789abcdef.new" for number in range(5)] + [".cpu-0.3.advice.0123.new"]
-    others = [".notes", "notes.new", ".notes.new", ".cpu-0.ledger.old"]
+def test_sweep_removes_what_killed_page_writers_left_and_nothing_else(ledger_dir: Path) -> None:
+    """Half-made pages go, whatever cannot be removed; other files stay, hidden ones and new ones, too."""
+    half_made = [f".cpu-0.{number}.advice.0123456789abcdef.new" for number in range(5)]
+    others = [".notes", "notes.new", ".notes.new", ".cpu-0.advice.old"]
     for name in [*half_made, *others]:
         (ledger_dir / name).write_bytes(b"")
-    stubborn = [f".gpu-{number}.ledger.0123456789abcdef.new" for number in range(5)]
+    stubborn = [f".gpu-{number}.0.advice.0123456789abcdef.new" for number in range(5)]
     for name in stubborn:
         (ledger_dir / name).mkdir()
     with LedgerDirectory(str(ledger_dir), writable=True) as directory:

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from support.toys import ToyCache, settle
+from support.toys import ToyCache, poll_now, settle
 from support.workers import publish_many
 
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
@@ -98,7 +98,7 @@ def test_other_instances_are_not_touched(ledger_dir: Path, subscribe: Subscribe)
     other = subscribe("b", gpus=("cpu-0",))
     publish(5, "a", str(ledger_dir))
     assert desired(ledger_dir) == [(1, 5), (0, 16000)]
-    assert other.poll() is None
+    assert poll_now(other) is None
 
 
 def test_missing_member_is_partial_and_the_engine_keeps_its_limit(ledger_dir: Path, subscribe: Subscribe) -> None:
@@ -112,7 +112,7 @@ def test_missing_member_is_partial_and_the_engine_keeps_its_limit(ledger_dir: Pa
         ("cpu-2", "published"),
         (UNKNOWN_GPU, "failed"),
     ]
-    assert engine.poll() is None
+    assert poll_now(engine) is None
 
 
 def test_split_is_shown_and_repaired_by_the_next_publication(ledger_dir: Path, subscribe: Subscribe) -> None:
@@ -123,10 +123,10 @@ def test_split_is_shown_and_repaired_by_the_next_publication(ledger_dir: Path, s
         index, slot = handle.live_slots()[0]
         handle.raise_desired(index, slot.incarnation, Update(7, 5))
     assert get_instances(ledger_dir)[0].replicas[0].split
-    assert engine.poll() is None
+    assert poll_now(engine) is None
     assert publish(6, "engine", str(ledger_dir)).revision == 8
     assert not get_instances(ledger_dir)[0].replicas[0].split
-    assert engine.poll() == Update(8, 6)
+    assert poll_now(engine) == Update(8, 6)
 
 
 def test_if_revision_publishes_on_a_match_only(ledger_dir: Path, subscribe: Subscribe) -> None:
@@ -170,7 +170,7 @@ def publish_late(
         meanwhile(directory, found)
         attempt = _publish_to(found.replicas, 6, found.newest, may_restart=may_restart)
         assert attempt is not None
-        attempt.finish("")
+        attempt.finish()
         return attempt.update, [result.status for result in attempt.results]
 
 
@@ -222,10 +222,20 @@ def test_newer_pair_in_the_first_member_only_is_overtaken_before_anything_is_wri
     assert desired(ledger_dir) == [(10, 6)] * 2
 
 
+def make_read_only(ledger_dir: Path, found: Addressees) -> None:
+    """Let the publisher have its first member open for reading only."""
+    ledger = found.replicas[0].members[0].ledger
+    ledger.handle.close()
+    with LedgerDirectory(str(ledger_dir), writable=False) as directory:
+        reading = directory.open(ledger.gpu)
+        directory.detach(reading)
+    ledger.handle = reading.handle
+
+
 def test_member_that_cannot_be_written_does_not_keep_the_others(ledger_dir: Path, subscribe: Subscribe) -> None:
     """A failure at one member is noted, and the members after it are written all the same."""
     subscribe()
-    taken = publish_late(ledger_dir, lambda _, found: found.replicas[0].members[0].ledger.handle.release())
+    taken = publish_late(ledger_dir, lambda _, found: make_read_only(ledger_dir, found))
     assert taken == (Update(1, 6), ["failed", "published"])
 
 
@@ -302,16 +312,16 @@ def test_advice_comes_with_the_result(ledger_dir: Path, subscribe: Subscribe) ->
 
 
 def test_publication_leaves_a_record(ledger_dir: Path, subscribe: Subscribe) -> None:
-    """Who published what, over what and why stands in the ledger, for the last 32 publications."""
+    """Who published what, over what and why stands in the ledger, for the last 64 publications."""
     subscribe(gpus=("cpu-0",))
-    for limit in range(40):
+    for limit in range(72):
         publish(limit, "engine", str(ledger_dir), note=f"step {limit}")
     with LedgerDirectory(str(ledger_dir), writable=False) as directory:
         records = directory.open("cpu-0").handle.audits()
-    assert [record.after for record in records] == [Update(limit + 1, limit) for limit in range(39, 7, -1)]
+    assert [record.after for record in records] == [Update(limit + 1, limit) for limit in range(71, 7, -1)]
     newest = records[0]
-    assert (newest.before, newest.uid, newest.pid) == (Update(39, 38), os.getuid(), os.getpid())
-    assert (newest.instance_name, newest.note) == ("engine", "step 39")
+    assert (newest.before, newest.uid, newest.pid) == (Update(71, 70), os.getuid(), os.getpid())
+    assert (newest.instance_name, newest.note) == ("engine", "step 71")
 
 
 @pytest.mark.parametrize(
@@ -340,7 +350,7 @@ def test_publishers_at_the_same_moment_converge(ledger_dir: Path, subscribe: Sub
     assert statuses <= {"accepted", "superseded"}
     pairs = set(desired(ledger_dir))
     assert len(pairs) == 1
-    update = engine.poll()
+    update = poll_now(engine)
     assert update is not None
     assert (update.revision, update.limit_tokens) == pairs.pop()
     assert update.revision >= 200

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.toys import ToyCache, identity
+from support.toys import ToyCache, identity, poll_now
 
 from crash.dying import GPUS
 from kvcached.instances import get_instances
@@ -47,7 +47,7 @@ class Engine:
     def _run(self) -> None:
         while not self._stop.is_set():
             if self.subscription.wait(time.monotonic() + 0.05):
-                update = self.subscription.poll()
+                update = poll_now(self.subscription)
                 if update is not None:
                     self.policy.update(update)
                     self.applied.append(update)

@@ -8,6 +8,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
+from support.toys import poll_now
+
 from kvcached.instances import get_instances
 from kvcached.publication import publish
 from kvcached.subscription import Subscription
@@ -35,7 +37,7 @@ def run_once(directory: Path) -> None:
     subscription.start()
     subscription.acknowledge(REPORT)
     assert publish(64, "engine", str(directory)).accepted
-    assert subscription.poll() == Update(1, 64)
+    assert poll_now(subscription) == Update(1, 64)
     subscription.close()
 
 

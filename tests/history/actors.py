@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from support.toys import ToyCache
+from support.toys import ToyCache, poll_now
 
 from history import faults
 from history.recorder import GPUS, MEMBERS, RecordingHandle, pair
@@ -82,7 +82,7 @@ def engine(options: argparse.Namespace) -> dict[str, Any]:
         step += 1
         settled = policies.settled_revision
         start = time.monotonic_ns()
-        update = subscription.poll()
+        update = poll_now(subscription)
         end = time.monotonic_ns()
         polls.append([start, end, update and pair(update), settled])
         if update is not None and update.revision > settled:

@@ -176,11 +176,15 @@ def _check_polls(history: History, stays: Stays, problems: list[str]) -> None:
     )
     position, standing = 0, history.initial
     until = FOREVER
+    newest = history.initial
     for poll in sorted(history.polls):
         if poll.word is not None:
             when = _common(stays, poll.word)
-            if when is None or when[0] > poll.end or when[1] < poll.start:
-                problems.append(f"I1: a poll returned {poll.word}, which did not stand in all members then")
+            if when is None or when[0] > poll.end:
+                problems.append(f"I1: a poll returned {poll.word}, which had not stood in all members by then")
+            if poll.word < newest:
+                problems.append(f"I2: a poll returned {poll.word} after it had returned {newest}")
+            newest = max(newest, poll.word)
             if poll.word[0] <= poll.settled:
                 problems.append(f"I2: a poll returned {poll.word} after revision {poll.settled} was settled")
         while position < len(certain) and certain[position][0] < poll.start:

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 
 from history.recorder import RecordingHandle, pair
 from kvcached import _native
 from kvcached.subscription import Subscription
-from kvcached.values import Update, pack, unpack
+from kvcached.values import Update, pack
 
 ENGINE_FAULTS = ("compares_with_last_seen", "looks_at_one_member", "ignores_the_limit", "applies_again")
 PUBLISHER_FAULTS = ("stores_plainly", "takes_equal_for_own")
 RANK_FAULTS = ("rank_skips",)
 
+SLOTS_AT, SLOT_BYTES, DESIRED_AT = 4096, 512, 128  # native/layout.h
+
 
 class ComparesWithLastSeen(Subscription):
-    """Takes a pair for old once it was seen, settled or not."""
+    """Takes a pair for old once it was offered, settled or not."""
 
     _seen = 0
 
     def poll(self) -> Update | None:
-        newest = self._newest[0]
-        if newest == self._seen:
+        update = super().poll()
+        if update is None or update.revision == self._seen:
             return None
-        self._seen = newest
-        return self._look()
+        self._seen = update.revision
+        return update
 
 
 class LooksAtOneMember(Subscription):
-    """Takes what stands in the first member for published."""
+    """Takes what the first member carries for published."""
 
     def poll(self) -> Update | None:
         registration = self._registration
         assert registration is not None
-        update = unpack(registration.ledgers[0].handle.desired_word(0).value())
+        update = registration.words()[0]
+        assert update is not None
         return update if update.revision > self._settled_revision else None
 
 
@@ -53,8 +58,8 @@ class AppliesAgain(Subscription):
     def poll(self) -> Update | None:
         update = super().poll()
         self._polled += 1
-        again = update is None and self._offered.revision > 0 and self._polled % 50 == 0
-        return self._offered if again else update
+        again = update is None and self._taken.revision > 0 and self._polled % 50 == 0
+        return self._taken if again else update
 
 
 def subscription_class(fault: str) -> type[Subscription]:
@@ -71,15 +76,19 @@ def subscription_class(fault: str) -> type[Subscription]:
 class StoringHandle(RecordingHandle):
     """Reads, compares and stores, instead of comparing and swapping at once."""
 
-    def raise_desired(self, index: int, _incarnation: int, update: Update) -> tuple[bool, Update]:
+    def raise_desired(
+        self, index: int, _incarnation: int, update: Update, _record: _native.AuditRecord | None = None
+    ) -> tuple[bool, Update]:
         start = time.monotonic_ns()
         slot = self.read_slot(index)
         assert slot is not None
         found = slot.desired
         raised = found.revision < update.revision
         if raised:
-            word = self._lib.kvl_desired_word(self._ledger, index)
-            self._ffi.cast("uint64_t *", word)[0] = pack(update)
+            with open(self.path, "r+b", buffering=0) as file:
+                os.pwrite(
+                    file.fileno(), pack(update).to_bytes(8, sys.byteorder), SLOTS_AT + index * SLOT_BYTES + DESIRED_AT
+                )
         end = time.monotonic_ns()
         self.raises.append([start, end, self.member, pair(update), raised, pair(found)])
         return raised, found
@@ -88,8 +97,10 @@ class StoringHandle(RecordingHandle):
 class TakesEqualForOwn(RecordingHandle):
     """Takes a word of the revision that it wanted to write for its own, whatever its limit."""
 
-    def raise_desired(self, index: int, incarnation: int, update: Update) -> tuple[bool, Update]:
-        raised, found = super().raise_desired(index, incarnation, update)
+    def raise_desired(
+        self, index: int, incarnation: int, update: Update, record: _native.AuditRecord | None = None
+    ) -> tuple[bool, Update]:
+        raised, found = super().raise_desired(index, incarnation, update, record)
         return raised or found.revision == update.revision, found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,14 @@ class RecordingHandle(_native.Handle):
 
     def __init__(self, directory_fd: int, name: str, *, writable: bool) -> None:
         super().__init__(directory_fd, name, writable=writable)
+        self.path = os.path.join(os.readlink(f"/proc/self/fd/{directory_fd}"), name)
         self.member = GPUS.index(name.removesuffix(".ledger"))
 
-    def raise_desired(self, index: int, incarnation: int, update: Update) -> tuple[bool, Update]:
+    def raise_desired(
+        self, index: int, incarnation: int, update: Update, record: _native.AuditRecord | None = None
+    ) -> tuple[bool, Update]:
         start = time.monotonic_ns()
-        raised, found = super().raise_desired(index, incarnation, update)
+        raised, found = super().raise_desired(index, incarnation, update, record)
         end = time.monotonic_ns()
         self.raises.append([start, end, self.member, pair(update), raised, pair(found)])
         return raised, found

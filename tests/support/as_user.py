@@ -44,7 +44,7 @@ def preload() -> None:
         if module.name not in DRAWING:
             with contextlib.suppress(ImportError):  # an optional package is not here: nobody will import this one
                 importlib.import_module(module.name)
-    _native.layout()
+    _native.library_version()
     for name in ("json", "locale", "shutil", "textwrap"):
         importlib.import_module(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from kvcached.values import Identity, Report
@@ -9,6 +10,7 @@ from kvcached.values import Identity, Report
 if TYPE_CHECKING:
     from kvcached.policy import RetentionPolicy
     from kvcached.subscription import Subscription
+    from kvcached.values import Update
 
 
 class ToyCache:
@@ -48,9 +50,15 @@ def identity(name: str = "engine", *, replica: int = 0, startup: int = 16000, pp
     )
 
 
+def poll_now(subscription: Subscription) -> Update | None:
+    """Poll after a look into the ledger, which the watcher would take a moment later."""
+    subscription.wait(time.monotonic())
+    return subscription.poll()
+
+
 def settle(subscription: Subscription, policy: RetentionPolicy) -> Report:
     """Do what an engine does at one step: poll, apply, acknowledge."""
-    update = subscription.poll()
+    update = poll_now(subscription)
     if update is not None:
         policy.update(update)
     policy.on_step()

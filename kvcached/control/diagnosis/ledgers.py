@@ -59,7 +59,7 @@ def _check_files(directory: LedgerDirectory, ledgers: Sequence[Ledger]) -> Itera
         indices = {index for index, _ in ledger.handle.live_slots()}
         live += len(indices)
         # An owner writes its startup limit into the word, so one that is not zero was owned before.
-        dead += sum(1 for index in range(SLOTS) if index not in indices and ledger.handle.desired_word(index).value())
+        dead += sum(1 for index in range(SLOTS) if index not in indices and not ledger.handle.is_blank(index))
         if len(indices) == SLOTS:
             text = f"{ledger.path} is full: all {SLOTS} slots belong to live engines"
             yield Finding(PROBLEM, "ledger file", text, "stop some engines, or give new ones another ledger directory")

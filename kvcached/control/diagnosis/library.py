@@ -29,11 +29,11 @@ def check_library() -> Iterator[Finding]:
         yield Finding(PROBLEM, "cffi", str(error), "pip install cffi")
         return
     try:
-        layout = _native.layout()
+        version = _native.library_version()
     except _native.NativeLibraryError as error:
         yield Finding(PROBLEM, "native library", str(error), _REINSTALL)
         return
-    yield Finding(OK, "native library", f"{_native.LIBRARY_PATH}, layout {layout:016x}")
+    yield Finding(OK, "native library", f"{_native.LIBRARY_PATH}, {version}")
     yield _check_kernel()
 
 
