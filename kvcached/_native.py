@@ -5,6 +5,7 @@ Everything here mirrors ``native/kvledger.h``, which is the contract; nothing he
 
 from __future__ import annotations
 
+import enum
 import errno
 import os
 import sys
@@ -30,13 +31,22 @@ class NativeLibraryError(Exception):
     """The native library cannot be used: it is missing, was built for another platform, or does not fit."""
 
 
+class Unfit(enum.Enum):
+    """Why a file is not a ledger that may be used: no such thing, one that was spoilt, or one of other software."""
+
+    NO_LEDGER = "no ledger"
+    DAMAGED = "damaged"
+    OTHER_VERSION = "of another version"
+
+
 class RefusedLedgerError(Exception):
     """A file is not a ledger that may be used. ``reason`` is one sentence; ``file`` says what was found."""
 
-    def __init__(self, reason: str, file: FileStatus) -> None:
+    def __init__(self, reason: str, file: FileStatus, kind: Unfit) -> None:
         super().__init__(reason)
         self.reason = reason
         self.file = file
+        self.kind = kind
 
 
 class TableFullError(Exception):
@@ -167,22 +177,24 @@ class Handle:
         self.file = FileStatus(
             status.device, status.inode, status.size, status.links, status.uid, status.gid, status.mode, status.abi
         )
-        reason = self._refusal(code)
-        if reason is not None:
-            raise RefusedLedgerError(reason, self.file)
+        refusal = self._refusal(code)
+        if refusal is not None:
+            kind, reason = refusal
+            raise RefusedLedgerError(reason, self.file, kind)
         _check(code, name)
         self._ledger = out[0]
 
-    def _refusal(self, code: int) -> str | None:
-        lib = self._lib
+    def _refusal(self, code: int) -> tuple[Unfit, str] | None:
+        lib, links, size = self._lib, self.file.links, self.file.size
+        version = f"has ledger version {self.file.abi}; this library knows version {lib.KVL_ABI}"
         return {
-            lib.KVL_E_NOT_REGULAR: "not a regular file",
-            lib.KVL_E_HARD_LINKED: f"has {self.file.links} names (hard links); a ledger has one",
-            lib.KVL_E_SIZE: f"is {self.file.size} bytes long; a ledger has {lib.KVL_FILE_BYTES}",
-            lib.KVL_E_MAGIC: "holds no ledger (wrong magic number)",
-            lib.KVL_E_BYTE_ORDER: "was written by a machine of the other byte order",
-            lib.KVL_E_ABI: f"has ledger version {self.file.abi}; this library knows version {lib.KVL_ABI}",
-            lib.KVL_E_LAYOUT: f"has ledger version {lib.KVL_ABI}, but another layout of it",
+            lib.KVL_E_NOT_REGULAR: (Unfit.NO_LEDGER, "not a regular file"),
+            lib.KVL_E_HARD_LINKED: (Unfit.NO_LEDGER, f"has {links} names (hard links); a ledger has one"),
+            lib.KVL_E_SIZE: (Unfit.DAMAGED, f"is {size} bytes long; a ledger has {lib.KVL_FILE_BYTES}"),
+            lib.KVL_E_MAGIC: (Unfit.DAMAGED, "holds no ledger (wrong magic number)"),
+            lib.KVL_E_BYTE_ORDER: (Unfit.OTHER_VERSION, "was written by a machine of the other byte order"),
+            lib.KVL_E_ABI: (Unfit.OTHER_VERSION, version),
+            lib.KVL_E_LAYOUT: (Unfit.OTHER_VERSION, f"has ledger version {lib.KVL_ABI}, but another layout of it"),
         }.get(code)
 
     def release(self) -> None:
