@@ -227,18 +227,18 @@ class Handle:
         _check(self._lib.kvl_unregister(self._ledger, index), "unregister")
 
     def live_slots(self) -> list[tuple[int, Slot]]:
-        """Return the live slots with their indices."""
-        raw = self._ffi.new("struct kvl_slot *")
-        return [
-            (index, self._slot_of(raw))
-            for index in range(self._lib.KVL_SLOTS)
-            if self._lib.kvl_read_slot(self._ledger, index, raw) == 1
-        ]
+        """Return the live slots with their indices. Raises :class:`OSError` where it cannot be told who is alive."""
+        slots = ((index, self.read_slot(index)) for index in range(self._lib.KVL_SLOTS))
+        return [(index, slot) for index, slot in slots if slot is not None]
 
     def read_slot(self, index: int) -> Slot | None:
-        """Return one slot, or None if nobody owns it."""
+        """Return one slot, or None if nobody owns it. Raises :class:`OSError` where that cannot be told."""
         raw = self._ffi.new("struct kvl_slot *")
-        return self._slot_of(raw) if self._lib.kvl_read_slot(self._ledger, index, raw) == 1 else None
+        code = self._lib.kvl_read_slot(self._ledger, index, raw)
+        # A slot that kept changing, or a handle that was released, shows nobody. Any other error is no answer.
+        if code not in (-errno.EAGAIN, -errno.EBADF):
+            _check(code, "locks")
+        return self._slot_of(raw) if code == 1 else None
 
     def _slot_of(self, raw: Any) -> Slot:
         return Slot(
