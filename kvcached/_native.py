@@ -5,6 +5,7 @@ Everything here mirrors ``native/kvledger.h``, which is the contract; nothing he
 
 from __future__ import annotations
 
+import enum
 import errno
 import math
 import os
@@ -30,15 +31,22 @@ class NativeLibraryError(Exception):
     """The native library cannot be used: it is missing, was built for another platform, or does not fit."""
 
 
+class Unfit(enum.Enum):
+    """Why a file is not a ledger that may be used: no such thing, one that was spoilt, or one of other software."""
+
+    NO_LEDGER = "no ledger"
+    DAMAGED = "damaged"
+    OTHER_VERSION = "of another version"
+
+
 class RefusedLedgerError(Exception):
     """A file is not a ledger that may be used. ``reason`` is one sentence; ``file`` says what was found."""
 
-    def __init__(self, reason: str, file: FileStatus, *, other_version: bool = False) -> None:
+    def __init__(self, reason: str, file: FileStatus, kind: Unfit) -> None:
         super().__init__(reason)
         self.reason = reason
         self.file = file
-        self.other_version = other_version
-        """Whether it is a ledger that another release of this package uses."""
+        self.kind = kind
 
 
 class DamagedLedgerError(OSError):
@@ -172,23 +180,23 @@ class Handle:
         )
         refusal = self._refusal(code)
         if refusal is not None:
-            raise refusal
+            kind, reason = refusal
+            raise RefusedLedgerError(reason, self.file, kind)
         _check(code, name)
         self._pointer = out[0]
 
-    def _refusal(self, code: int) -> RefusedLedgerError | None:
-        lib = self._lib
-        reason = {
-            lib.KVL_E_NOT_REGULAR: "not a regular file",
-            lib.KVL_E_HARD_LINKED: f"has {self.file.links} names (hard links); a ledger has one",
-            lib.KVL_E_SIZE: f"is {self.file.size} bytes long; a ledger has {lib.KVL_FILE_BYTES}",
-            lib.KVL_E_MAGIC: "holds no ledger (wrong magic number)",
-            lib.KVL_E_BYTE_ORDER: "was written by a machine of the other byte order",
-            lib.KVL_E_FORMAT: f"has ledger version {self.file.format}; this library knows version {lib.KVL_FORMAT}",
-            lib.KVL_E_LAYOUT: f"has ledger version {lib.KVL_FORMAT}, but another layout of it",
+    def _refusal(self, code: int) -> tuple[Unfit, str] | None:
+        lib, links, size = self._lib, self.file.links, self.file.size
+        version = f"has ledger version {self.file.format}; this library knows version {lib.KVL_FORMAT}"
+        return {
+            lib.KVL_E_NOT_REGULAR: (Unfit.NO_LEDGER, "not a regular file"),
+            lib.KVL_E_HARD_LINKED: (Unfit.NO_LEDGER, f"has {links} names (hard links); a ledger has one"),
+            lib.KVL_E_SIZE: (Unfit.DAMAGED, f"is {size} bytes long; a ledger has {lib.KVL_FILE_BYTES}"),
+            lib.KVL_E_MAGIC: (Unfit.DAMAGED, "holds no ledger (wrong magic number)"),
+            lib.KVL_E_BYTE_ORDER: (Unfit.OTHER_VERSION, "was written by a machine of the other byte order"),
+            lib.KVL_E_FORMAT: (Unfit.OTHER_VERSION, version),
+            lib.KVL_E_LAYOUT: (Unfit.OTHER_VERSION, f"has ledger version {lib.KVL_FORMAT}, but another layout of it"),
         }.get(code)
-        versions = {lib.KVL_E_BYTE_ORDER, lib.KVL_E_FORMAT, lib.KVL_E_LAYOUT}
-        return None if reason is None else RefusedLedgerError(reason, self.file, other_version=code in versions)
 
     @property
     def _ledger(self) -> Any:
@@ -198,7 +206,7 @@ class Handle:
         return self._pointer
 
     def close(self) -> None:
-        """Close the file and give up its locks. May be called twice; every other method raises ValueError afterwards."""
+        """Close the file, which ends its locks. May be called twice; other methods raise ValueError afterwards."""
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             self._lib.kvl_close(pointer)
@@ -206,9 +214,9 @@ class Handle:
     def check(self, path: str, revision: int = 0) -> str | None:
         """Return why publishers cannot reach what is open here, or None if ``path`` still leads to it, whole.
 
-        For a handle that registered a slot, the registration is looked at as well; ``revision`` is one that its word had
-        before. Raises :class:`DamagedLedgerError` for a file that was cut or overwritten, and another :class:`OSError`
-        if it could not be looked at, which says neither.
+        For a handle that registered a slot, the registration is looked at as well; ``revision`` is one that its word
+        had before. Raises :class:`DamagedLedgerError` for a file that was cut or overwritten, and another
+        :class:`OSError` if it could not be looked at, which says neither.
         """
         lib = self._lib
         code = lib.kvl_check(self._ledger, _AT_FDCWD, os.fsencode(path), revision)
@@ -243,7 +251,7 @@ class Handle:
         _check(self._lib.kvl_unregister(self._ledger), "unregister")
 
     def live_slots(self) -> list[tuple[int, Slot]]:
-        """Return the live slots with their indices. Raises :class:`OSError` if that cannot be found out."""
+        """Return the live slots with their indices. Raises :class:`OSError` where it cannot be told who is alive."""
         slots = ((index, self.read_slot(index)) for index in range(self._lib.KVL_SLOTS))
         return [(index, slot) for index, slot in slots if slot is not None]
 
@@ -262,7 +270,7 @@ class Handle:
         return bool(self._lib.kvl_desired(self._ledger, index, 0, word) == 0)
 
     def desired(self, index: int, incarnation: int) -> Update | None:
-        """Return the desired pair of a slot that carries ``incarnation``, alive or not; None if it does not, or is lost."""
+        """Return the desired pair of a slot that carries ``incarnation``, alive or not; None if another or lost."""
         word = self._ffi.new("uint64_t *")
         return unpack(word[0]) if self._lib.kvl_desired(self._ledger, index, incarnation, word) == 0 else None
 

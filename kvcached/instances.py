@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from kvcached.ledger import LedgerDirectory
-from kvcached.replicas import find_replicas
+from kvcached.ledger import Fault, LedgerDirectoryError
 from kvcached.settings import choose_ledger_dir
+from kvcached.snapshot import take_snapshot
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -107,19 +107,25 @@ class InstanceStatus:
 def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[InstanceStatus, ...]:
     """Read the state of all live instances of a ledger directory, and change nothing.
 
-    May be called from any thread of any process that may read the directory. Files that cannot be used are passed over.
+    May be called from any thread of any process that may read the directory. Files that are no ledgers are passed over.
 
     Raises:
-        LedgerDirectoryError: the directory does not exist or cannot be used.
+        LedgerDirectoryError: the directory does not exist or cannot be read; or nobody was found, and there are ledgers
+            that could not be looked at. An empty tuple means that nobody is there.
         ValueError: a malformed directory.
 
     """
-    with LedgerDirectory(choose_ledger_dir(ledger_dir), writable=False) as directory:
-        return statuses_of(find_replicas(directory.open_all()))
+    snapshot = take_snapshot(choose_ledger_dir(ledger_dir))
+    if snapshot.fault is not None:
+        raise LedgerDirectoryError(snapshot.reason, snapshot.fault)
+    if snapshot.unseen and not snapshot.replicas:
+        message = f"no ledger in {snapshot.path} could be looked at: {'; '.join(snapshot.unseen)}"
+        raise LedgerDirectoryError(message, Fault.UNKNOWN)
+    return statuses_of(snapshot.replicas)
 
 
 def statuses_of(replicas: Sequence[Replica]) -> tuple[InstanceStatus, ...]:
-    """Return the user's view of replicas that :func:`find_replicas` returned."""
+    """Return the user's view of replicas that :mod:`kvcached.snapshot` found."""
     now_ns = time.time_ns()
     by_name: dict[str, list[Replica]] = {}
     for replica in replicas:

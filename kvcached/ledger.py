@@ -5,13 +5,16 @@ Imported by engines and by the command line; imports the native binding and plai
 
 from __future__ import annotations
 
+import enum
+import errno
 import fcntl
 import os
-import stat
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvcached import _native
+from kvcached.ownership import GROUP_WRITE, OTHERS_WRITE, describe, directory_problem, ownership
 from kvcached.settings import SettingsError, check_gpu_id, default_ledger_dir
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -28,12 +31,43 @@ DAMAGED_SUFFIX = ".damaged"
 LOCK_RETRY_S = 0.01
 """How often a busy registration lock is tried again."""
 
-_OTHERS_WRITE = 0o002
-_GROUP_WRITE = 0o020
+
+class Fault(enum.Enum):
+    """Why a directory or a file in it is not used. Each has a remedy of its own, and some are nobody's fault."""
+
+    ABSENT = "absent"
+    FORBIDDEN = "forbidden"  # by its mode, or by a mount that is read-only
+    UNTRUSTED = "untrusted"  # its owner or mode allow others to write it
+    NO_LEDGER = "no ledger"
+    DAMAGED = "damaged"
+    OTHER_VERSION = "of another version"
+    ILLEGAL_NAME = "illegal name"
+    UNKNOWN = "unknown"  # the system would not say: out of descriptors, an input error, a sandbox
+
+
+_UNFIT = {
+    _native.Unfit.NO_LEDGER: Fault.NO_LEDGER,
+    _native.Unfit.DAMAGED: Fault.DAMAGED,
+    _native.Unfit.OTHER_VERSION: Fault.OTHER_VERSION,
+}
+_ERRORS = {
+    errno.ENOENT: Fault.ABSENT,
+    errno.ENOTDIR: Fault.NO_LEDGER,
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), Fault.FORBIDDEN),
+}
+
+
+def fault_of(error: OSError) -> Fault:
+    """Return what kept the system from opening or listing something."""
+    return _ERRORS.get(error.errno or 0, Fault.UNKNOWN)
 
 
 class LedgerDirectoryError(Exception):
     """A ledger directory, or a file in it, cannot be used; the message names it, the reason and what to do."""
+
+    def __init__(self, message: str, fault: Fault = Fault.UNKNOWN) -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 @dataclass(frozen=True)
@@ -43,15 +77,17 @@ class Refusal:
     gpu: str
     path: str
     reason: str
+    fault: Fault = Fault.UNKNOWN
 
 
 class Ledger:
     """One open ledger file of a directory."""
 
-    def __init__(self, gpu: str, path: str, handle: _native.Handle) -> None:
+    def __init__(self, gpu: str, path: str, handle: _native.Handle, *, writable: bool) -> None:
         self.gpu = gpu
         self.path = path
         self.handle = handle
+        self.writable = writable
 
     def is_current(self) -> bool:
         """Return whether the path still leads to the file that is open here, whole and under its name."""
@@ -87,17 +123,18 @@ class LedgerDirectory:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if is_default else 0)
         try:
             if create:
-                _make_directory(self.path)
+                with suppress(FileExistsError):
+                    os.mkdir(self.path, 0o700)
             fd = os.open(self.path, flags)
         except OSError as error:
             message = f"ledger directory {self.path} cannot be opened: {error.strerror}{ownership(self.path)}"
-            raise LedgerDirectoryError(message) from error
+            raise LedgerDirectoryError(message, fault_of(error)) from error
         self._status = os.fstat(fd)
         problem = directory_problem(self._status, is_default=is_default, writable=self.writable)
         if problem:
             os.close(fd)
             message = f"ledger directory {self.path} {problem}"
-            raise LedgerDirectoryError(message)
+            raise LedgerDirectoryError(message, Fault.UNTRUSTED)
         return fd
 
     def __enter__(self) -> Self:
@@ -117,6 +154,13 @@ class LedgerDirectory:
             os.close(self._fd)
             self._fd = -1
 
+    def is_current(self) -> bool:
+        """Return whether the path still leads to the directory that is open here."""
+        try:
+            return os.path.samestat(os.stat(self.path), self._status)
+        except OSError:
+            return False
+
     @property
     def descriptor(self) -> int:
         """The directory's file descriptor, for files beside the ledgers; valid until :meth:`close`."""
@@ -125,7 +169,7 @@ class LedgerDirectory:
     @property
     def new_file_mode(self) -> int:
         """The mode of new files: a directory that its group may write gets files that the group may write."""
-        return 0o660 if self._status.st_mode & _GROUP_WRITE else 0o600
+        return 0o660 if self._status.st_mode & GROUP_WRITE else 0o600
 
     def detach(self, ledger: Ledger) -> None:
         """Hand a ledger over to the caller, who closes it."""
@@ -152,38 +196,53 @@ class LedgerDirectory:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def gpu_ids(self) -> list[str]:
-        """Return the ids of all files that are named like ledgers, in byte order."""
-        names = [name.removesuffix(SUFFIX) for name in os.listdir(self._fd) if name.endswith(SUFFIX)]
+        """Return the ids of all files that are named like ledgers, in byte order.
+
+        Raises :class:`LedgerDirectoryError` if the directory cannot be listed.
+        """
+        try:
+            found = os.listdir(self._fd)
+        except OSError as error:  # as when this process has no descriptor left
+            message = f"ledger directory {self.path} cannot be listed: {error.strerror}"
+            raise LedgerDirectoryError(message, fault_of(error)) from error
+        names = [name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX)]
         return sorted(names, key=os.fsencode)
 
     def open_all(self) -> list[Ledger]:
         """Open every ledger; files that cannot be used are noted in ``refusals`` and passed over."""
         ledgers = []
         for gpu in self.gpu_ids():
-            try:
+            with suppress(LedgerDirectoryError):
                 ledgers.append(self.open(gpu))
-            except LedgerDirectoryError:
-                continue
         return ledgers
 
     def open(self, gpu: str) -> Ledger:
         """Open one ledger. Raises :class:`LedgerDirectoryError`, and notes the refusal, if it cannot be used."""
+        found = self.try_open(gpu, writable=self.writable)
+        if isinstance(found, Refusal):
+            self.refusals.append(found)
+            message = f"ledger {found.path}: {found.reason}"
+            raise LedgerDirectoryError(message, found.fault)
+        return found
+
+    def try_open(self, gpu: str, *, writable: bool) -> Ledger | Refusal:
+        """Open one ledger for writing or for reading only, or return why it cannot be used so."""
         path = f"{self.path}/{gpu}{SUFFIX}"
         try:
             check_gpu_id(gpu)
-            handle = _native.Handle(self._fd, gpu + SUFFIX, writable=self.writable)
+            handle = _native.Handle(self._fd, gpu + SUFFIX, writable=writable)
         except _native.RefusedLedgerError as error:
             reason = f"{error.reason}{describe(error.file.uid, error.file.mode)}"
-            raise self._refuse(gpu, path, reason) from error
+            return Refusal(gpu, path, reason, _UNFIT[error.kind])
         except SettingsError as error:
-            raise self._refuse(gpu, path, str(error)) from error
+            return Refusal(gpu, path, str(error), Fault.ILLEGAL_NAME)
         except OSError as error:
-            raise self._refuse(gpu, path, f"{error.strerror}{ownership(path)}") from error
-        problem = self._file_problem(handle.file)
+            return Refusal(gpu, path, f"{error.strerror}{ownership(path)}", fault_of(error))
+        problem = self.ownership_problem(handle.file.uid, handle.file.mode) if writable else ""
         if problem:
             handle.close()
-            raise self._refuse(gpu, path, problem)
-        ledger = Ledger(gpu, path, handle)
+            return Refusal(gpu, path, problem, Fault.UNTRUSTED)
+        ledger = Ledger(gpu, path, handle, writable=writable)
         self._opened.append(ledger)
         return ledger
 
@@ -219,72 +278,21 @@ class LedgerDirectory:
         try:
             _native.Handle(self._fd, name, writable=False).close()
         except _native.RefusedLedgerError as error:
-            return error.other_version
+            return error.kind is _native.Unfit.OTHER_VERSION
         return False
 
     def sweep(self) -> None:
         """Remove what writers of advice pages that were killed half-way left behind."""
         for name in os.listdir(self._fd):
             if name.startswith(".") and name.endswith(".new") and ADVICE_SUFFIX in name:
-                try:
+                with suppress(OSError):  # another owner's does no harm
                     os.unlink(name, dir_fd=self._fd)
-                except OSError:
-                    continue  # another owner's: it does no harm
-
-    def _refuse(self, gpu: str, path: str, reason: str) -> LedgerDirectoryError:
-        self.refusals.append(Refusal(gpu, path, reason))
-        return LedgerDirectoryError(f"ledger {path}: {reason}")
-
-    def _file_problem(self, file: _native.FileStatus) -> str:
-        """Return why a valid ledger may not be written to all the same, or an empty text."""
-        return self.ownership_problem(file.uid, file.mode) if self.writable else ""
 
     def ownership_problem(self, uid: int, mode: int) -> str:
         """Return why a file of this owner and mode may not be relied on, or an empty text."""
-        if mode & _OTHERS_WRITE:
+        if mode & OTHERS_WRITE:
             return f"may be written by everybody{describe(uid, mode)}; remove that permission"
         trusted = {os.geteuid(), 0, self._status.st_uid}
-        if uid not in trusted and not self._status.st_mode & _GROUP_WRITE:
+        if uid not in trusted and not self._status.st_mode & GROUP_WRITE:
             return f"belongs to another user{describe(uid, mode)}; remove it"
         return ""
-
-
-def directory_problem(status: os.stat_result, *, is_default: bool, writable: bool) -> str:
-    """Return why a directory may not be used, or an empty text.
-
-    The default directory lies in a folder where everybody may create names, so it must be one's own. A directory that
-    was named explicitly may belong to root, or to anyone if its group may write and one is a member. Root may use any.
-    """
-    where = describe(status.st_uid, status.st_mode)
-    user = os.geteuid()
-    if is_default and status.st_uid != user:
-        return f"belongs to another user{where}; remove it or set KVCACHED_LEDGER_DIR"
-    if not writable:
-        return ""
-    if status.st_mode & _OTHERS_WRITE:
-        return f"may be written by everybody{where}; chmod o-w it, or choose another one"
-    shared = status.st_mode & _GROUP_WRITE and status.st_gid in {os.getegid(), *os.getgroups()}
-    if user != 0 and status.st_uid not in {0, user} and not shared:
-        return f"belongs to another user{where}, and not to a group that shares it with you"
-    return ""
-
-
-def ownership(path: str) -> str:
-    """Return owner and mode of what stands at ``path``, for an error message; empty if nothing does."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return ""
-    return describe(found.st_uid, found.st_mode)
-
-
-def describe(uid: int, mode: int) -> str:
-    """Return owner and mode as they stand in error messages."""
-    return f" (owner uid {uid}, mode {stat.S_IMODE(mode):04o})" if mode else ""
-
-
-def _make_directory(path: str) -> None:
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        return

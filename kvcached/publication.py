@@ -81,8 +81,9 @@ class PublicationResult:
 
     ``status`` is ``accepted``, ``partial``, ``superseded`` or ``unavailable``; accepted means written everywhere, not
     that anything was evicted. ``revision`` is the one this call took, 0 if it wrote nothing. After waiting, ``applied``
-    tells whether every replica holds to the limit, ``waited_s`` how many seconds that took, and ``rejections`` who will
-    not; without waiting they are None, None and empty.
+    tells whether every replica holds to the limit, ``waited_s`` how many seconds that took, ``rejections`` who will
+    not, and ``engine_ended`` that an engine ended or was restarted meanwhile, which drops the publication; without
+    waiting they are None, None, empty and False.
     """
 
     status: str
@@ -94,6 +95,7 @@ class PublicationResult:
     applied: bool | None = None
     waited_s: float | None = None
     rejections: tuple[Rejection, ...] = ()
+    engine_ended: bool = False
 
     @property
     def accepted(self) -> bool:

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from itertools import pairwise
 
+from kvcached.settings import is_instance_name
+
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,13 +48,30 @@ class Replica:
 
 
 def find_replicas(ledgers: Iterable[Ledger], instance_name: str | None = None) -> list[Replica]:
-    """Return the live replicas, of one instance or of all, ordered by name and replica index."""
+    """Return the live replicas, of one instance or of all, ordered by name and replica index.
+
+    Raises :class:`OSError` where the system does not say who is alive, which :mod:`kvcached.snapshot` makes a value.
+    """
+    members = [Member(ledger, index, slot) for ledger in ledgers for index, slot in ledger.handle.live_slots()]
+    return group_members(member for member in members if is_legal(member, instance_name))
+
+
+def is_legal(member: Member, instance_name: str | None = None) -> bool:
+    """Return whether a member is of this instance, or of any whose name an instance can have.
+
+    A name is what its writer left in the file. One that no engine could have registered under is nobody's: it must
+    reach no shell, no label and no file name.
+    """
+    name = member.slot.identity.instance_name
+    return name == instance_name if instance_name is not None else is_instance_name(name)
+
+
+def group_members(members: Iterable[Member]) -> list[Replica]:
+    """Return the replicas that these live members make up, ordered by name and replica index."""
     groups: dict[tuple[str, int, int], list[Member]] = {}
-    for ledger in ledgers:
-        for index, slot in ledger.handle.live_slots():
-            if instance_name is None or slot.identity.instance_name == instance_name:
-                key = (slot.identity.instance_name, slot.identity.replica, slot.incarnation)
-                groups.setdefault(key, []).append(Member(ledger, index, slot))
+    for member in members:
+        identity = member.slot.identity
+        groups.setdefault((identity.instance_name, identity.replica, member.slot.incarnation), []).append(member)
     return [
         Replica(tuple(sorted(members, key=lambda member: os.fsencode(member.ledger.gpu))))
         for _, members in sorted(groups.items(), key=lambda item: item[0])

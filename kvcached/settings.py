@@ -93,13 +93,18 @@ def default_ledger_dir() -> str:
 
 def check_instance_name(name: str) -> str:
     """Return ``name`` if it is a legal instance name, else raise :class:`SettingsError`."""
-    if not isinstance(name, str) or _INSTANCE_NAME.fullmatch(name) is None:
+    if not isinstance(name, str) or not is_instance_name(name):
         message = (
             f"instance name {name!r} is malformed; it takes 1 to 63 of A-Z a-z 0-9 . _ - "
             "and does not start with '.' or '-'"
         )
         raise SettingsError(message)
     return name
+
+
+def is_instance_name(name: str) -> bool:
+    """Return whether ``name`` is one that an instance can have."""
+    return _INSTANCE_NAME.fullmatch(name) is not None
 
 
 def check_gpu_id(gpu_id: str) -> str:

@@ -109,8 +109,8 @@ class Subscription:
     def poll(self) -> Update | None:
         """Return the newest complete publication that is not settled yet, or None. The hot path: one attribute.
 
-        The same update is returned until :meth:`acknowledge` reports it settled (applied or rejected), or a newer one is
-        read. The ledger is read by the watcher, when its doorbell rings, and by :meth:`wait`.
+        The same update is returned until :meth:`acknowledge` reports it settled (applied or rejected), or a newer one
+        is read. The ledger is read by the watcher, when its doorbell rings, and by :meth:`wait`.
         """
         return self._unsettled
 

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from kvcached._native import NativeLibraryError
 from kvcached.control import exits
-from kvcached.control.text import DEFAULT_WIDTH, width_of
+from kvcached.control.text import DEFAULT_WIDTH, harden, width_of
 from kvcached.settings import SettingsError
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -57,6 +57,8 @@ def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        harden(stream)
     parser = build_parser(argv[:1] if argv and argv[0] in COMMANDS else COMMANDS)
     arguments = parser.parse_args(argv)
     try:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 from kvcached.control import exits
 from kvcached.control.options import add_ledger_dir
-from kvcached.control.targets import instance_names
-from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
+from kvcached.control.text import complain
 from kvcached.settings import choose_ledger_dir
+from kvcached.snapshot import take_snapshot
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -21,20 +19,25 @@ examples:
   kvcached-control completion zsh > ~/.zfunc/_kvcached-control
   kvcached-control completion names
 "names" prints the names of the live instances, which is what the scripts ask
-for. The scripts are made by the package shtab (pip install
-'kvcached[completion]'); they do not need it afterwards."""
+for. The scripts are made by the package shtab (pip install shtab); they do
+not need it afterwards."""
 
 _INSTANCES = "_kvcached_control_instances"
 _LIMITS = "_kvcached_control_limits"
+_LEGAL = "^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 
+# Neither script expands what it is given: a name is text from a file that others may write. Each looks at every line by
+# itself, and completes only what an instance can be called.
 PREAMBLE = {
     "bash": f"""\
 {_INSTANCES}() {{
-    local i directory=()
+    local i name directory=() LC_ALL=C
     for ((i = 1; i < COMP_CWORD - 1; i++)); do
-        [[ ${{COMP_WORDS[i]}} == --ledger-dir ]] && directory=(--ledger-dir "${{COMP_WORDS[i + 1]}}")
+        [[ ${{COMP_WORDS[i]}} == --ledger-dir ]] && directory=(--ledger-dir "${{COMP_WORDS[i + 1]/#\\~\\//$HOME/}}")
     done
-    compgen -W "$("${{COMP_WORDS[0]}}" completion names "${{directory[@]}}" 2>/dev/null)" -- "$1"
+    while IFS= read -r name; do
+        [[ $name =~ {_LEGAL} && $name == "$1"* ]] && printf '%s\\n' "$name"
+    done < <("${{COMP_WORDS[0]/#\\~\\//$HOME/}}" completion names "${{directory[@]}}" 2>/dev/null)
 }}
 {_LIMITS}() {{
     compgen -W "none 4k 8k 16k 32k 64k 128k 1m unlimited" -- "$1"
@@ -43,9 +46,12 @@ PREAMBLE = {
     "zsh": f"""\
 {_INSTANCES}() {{
     local -a directory names
+    local name LC_ALL=C
     local at=${{words[(I)--ledger-dir]}}
-    (( at )) && directory=(--ledger-dir "${{words[at + 1]}}")
-    names=(${{(f)"$(kvcached-control completion names $directory 2>/dev/null)"}})
+    (( at )) && directory=(--ledger-dir "${{${{(Q)words[at + 1]}}/#\\~\\//$HOME/}}")
+    while IFS= read -r name; do
+        [[ $name =~ '{_LEGAL}' ]] && names+=("$name")
+    done < <(kvcached-control completion names $directory 2>/dev/null)
     compadd -- $names
 }}
 {_LIMITS}() {{
@@ -70,10 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         import shtab  # noqa: PLC0415 - an optional package
     except ImportError as error:
-        print(
-            f"kvcached-control: scripts are made by the package shtab ({error}); pip install 'kvcached[completion]'",
-            file=sys.stderr,
-        )
+        complain(f"scripts are made by the package shtab ({error}); pip install shtab")
         return exits.PROBLEM
     from kvcached.control.__main__ import build_parser  # noqa: PLC0415 - it imports this module
 
@@ -85,14 +88,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_names(path: str) -> int:
-    try:
-        with LedgerDirectory(path, writable=False) as directory:
-            names = instance_names(directory.open_all())
-    except LedgerDirectoryError as error:
-        print(f"kvcached-control: {error}", file=sys.stderr)
+    snapshot = take_snapshot(path)
+    if snapshot.fault is not None:
+        complain(snapshot.reason)
         return exits.UNAVAILABLE
-    if names:
-        print("\n".join(names))
+    for name in snapshot.names:
+        print(name)
     return exits.OK
 
 

@@ -15,9 +15,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from kvcached._native import NativeLibraryError
 from kvcached.control import exits
 from kvcached.control.remarks import newest_desired
-from kvcached.control.view import View, read_view
+from kvcached.control.view import View, view_of
 from kvcached.elsewhere import elsewhere
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
+from kvcached.snapshot import take_snapshot
 from kvcached.values import Outcome
 
 if TYPE_CHECKING:
@@ -123,10 +124,10 @@ class LedgerCollector(Collector):
 
 def _look(path: str) -> View | None:
     try:
-        with LedgerDirectory(path, writable=False) as directory:
-            return read_view(directory, directory.open_all(), None)
-    except (LedgerDirectoryError, NativeLibraryError):
+        snapshot = take_snapshot(path)
+    except NativeLibraryError:
         return None
+    return view_of(snapshot) if snapshot.fault is None else None
 
 
 def _labels(instance: InstanceStatus, replica: ReplicaStatus) -> list[str]:

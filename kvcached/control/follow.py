@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from kvcached import _native
-from kvcached.control.view import View, read_view
+from kvcached.control.view import View, view_of
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError, Refusal
-from kvcached.replicas import find_replicas
+from kvcached.snapshot import look_again, look_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from kvcached.ledger import Ledger
+    from kvcached.snapshot import Snapshot
 
 LEAST_GAP_S = 0.1
 """How soon one look may follow another: a busy engine reports four times a second, and there may be many."""
@@ -82,29 +83,44 @@ def follow(path: str, instance_name: str | None, interval_s: float) -> Iterator[
             with LedgerDirectory(path, writable=False) as directory:
                 yield from _follow_files(directory, instance_name, interval_s)
         except LedgerDirectoryError as error:
-            yield View((), (Refusal("", path, str(error)),), None)
+            yield View((), (Refusal("", path, str(error), error.fault),))
             time.sleep(interval_s)
 
 
 def _follow_files(directory: LedgerDirectory, instance_name: str | None, interval_s: float) -> Iterator[View]:
     """Follow until a file comes, goes or is replaced, or another ledger has to be listened to."""
-    ledgers = directory.open_all()
-    known = directory.gpu_ids()
-    listened = _first_ledgers(ledgers, instance_name)
+    snapshot = look_at(directory)
+    if snapshot.fault is not None:
+        raise LedgerDirectoryError(snapshot.reason, snapshot.fault)
+    listened = _first_ledgers(snapshot, instance_name)
     with Doorbells(listened) as bells:
+        surveyed = time.monotonic()
         while True:
-            yield read_view(directory, ledgers, instance_name)
+            yield view_of(snapshot, instance_name)
             looked = time.monotonic()
-            if not bells.wait(interval_s) or len(listened) == 0:
-                same = directory.gpu_ids() == known and all(ledger.is_current() for ledger in ledgers)
-                if not same or _first_ledgers(ledgers, instance_name) != listened or not known:
-                    return
+            bells.wait(max(0.0, surveyed + interval_s - looked))
             time.sleep(max(0.0, looked + LEAST_GAP_S - time.monotonic()))
+            # By the clock and not by silence: where engines are busy, bells ring all the time.
+            if time.monotonic() >= surveyed + interval_s:
+                surveyed = time.monotonic()
+                if not _is_current(directory, snapshot):
+                    return
+            snapshot = look_again(snapshot.path, snapshot.files)
+            if _first_ledgers(snapshot, instance_name) != listened:
+                return
 
 
-def _first_ledgers(ledgers: Iterable[Ledger], instance_name: str | None) -> list[Ledger]:
+def _is_current(directory: LedgerDirectory, snapshot: Snapshot) -> bool:
+    """Return whether the directory still holds the files of a snapshot; one that was refused may be well by now."""
+    if any(look.ledger is None for look in snapshot.files) or not directory.is_current():
+        return False
+    return directory.gpu_ids() == [look.gpu for look in snapshot.files] and all(
+        ledger.is_current() for ledger in snapshot.ledgers
+    )
+
+
+def _first_ledgers(snapshot: Snapshot, instance_name: str | None) -> list[Ledger]:
     """Return the ledgers whose bells are rung for these instances: that of each replica's first member."""
-    found = {
-        replica.members[0].ledger.gpu: replica.members[0].ledger for replica in find_replicas(ledgers, instance_name)
-    }
+    shown = snapshot.of(instance_name) if instance_name else snapshot
+    found = {replica.members[0].ledger.gpu: replica.members[0].ledger for replica in shown.replicas}
     return [found[gpu] for gpu in sorted(found)]

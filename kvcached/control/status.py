@@ -7,10 +7,11 @@ import sys
 
 from kvcached.control import exits
 from kvcached.control.options import add_json, add_ledger_dir, instance_name
-from kvcached.control.view import read_view
-from kvcached.elsewhere import elsewhere
-from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
+from kvcached.control.text import complain
+from kvcached.control.view import view_of
+from kvcached.elsewhere import nobody
 from kvcached.settings import choose_ledger_dir
+from kvcached.snapshot import open_snapshot
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -47,21 +48,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace) -> int:
     """Read, print; the exit code."""
     path = choose_ledger_dir(arguments.ledger_dir)
-    try:
-        with LedgerDirectory(path, writable=False) as directory:
-            ledgers = directory.open_all()
-            view = read_view(directory, ledgers, arguments.instance)
-            history = _read_history(ledgers, arguments)
-    except LedgerDirectoryError as error:
+    with open_snapshot(path) as snapshot:
+        history = _read_history(snapshot.ledgers, arguments)
+    if snapshot.fault is not None:
         if arguments.json:
-            print(json.dumps({"ledger_dir": path, "instances": []}))
-        print(f"kvcached-control: {error}{elsewhere(path)}", file=sys.stderr)
+            print(json.dumps({"ledger_dir": path, "instances": [], "error": snapshot.reason}))
+        complain(nobody(snapshot))
         return exits.UNAVAILABLE
+    view = view_of(snapshot, arguments.instance)
     if arguments.json:
         print(json.dumps(_to_dict(path, view, history)))
     else:
         _print(view, history)
-    return _conclude(path, view, arguments.instance)
+    return _conclude(view, arguments.instance)
 
 
 def _read_history(ledgers: Sequence[Any], arguments: argparse.Namespace) -> list[Publication] | None:
@@ -93,16 +92,12 @@ def _print(view: View, history: Sequence[Publication] | None) -> None:
         print("nothing was published yet")
 
 
-def _conclude(path: str, view: View, wanted: str | None) -> int:
+def _conclude(view: View, wanted: str | None) -> int:
     """Name what could not be read, and what was not found."""
-    problems = [f"{refusal.path}: {refusal.reason}" for refusal in view.refusals]
-    if view.conflict:
-        problems.append(view.conflict)
-    for problem in problems:
-        print(f"kvcached-control: {problem}", file=sys.stderr)
-    if not view.instances:
-        what = f"live instance {wanted!r}" if wanted else "live instance"
-        print(f"kvcached-control: no {what} in {path}{elsewhere(path)}", file=sys.stderr)
+    for problem in view.problems:
+        complain(problem)
+    if view.nobody:
+        complain(view.nobody)
         if wanted:
             return exits.UNAVAILABLE
-    return exits.PROBLEM if problems else exits.OK
+    return exits.PROBLEM if view.problems else exits.OK

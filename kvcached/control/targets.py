@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from kvcached.ledger import LedgerDirectory
+from kvcached.replicas import find_replicas
 from kvcached.settings import SettingsError, check_instance_name
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -47,5 +48,5 @@ def matching_instances(pattern: str, ledger_dir: str) -> list[str]:
 
 
 def instance_names(ledgers: Iterable[Ledger]) -> list[str]:
-    """Return the names of the live instances, sorted."""
-    return sorted({slot.identity.instance_name for ledger in ledgers for _, slot in ledger.handle.live_slots()})
+    """Return the names of the live instances, sorted. All of them are legal."""
+    return sorted({replica.slot.identity.instance_name for replica in find_replicas(ledgers)})

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcached.elsewhere import nobody
 from kvcached.instances import statuses_of
-from kvcached.replicas import find_conflict, find_replicas
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvcached.instances import InstanceStatus
-    from kvcached.ledger import Ledger, LedgerDirectory, Refusal
+    from kvcached.ledger import Refusal
+    from kvcached.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
 class View:
-    """One look. ``conflict`` is a sentence if two live engines claim one name."""
+    """One look. ``conflict`` is a sentence if two live engines claim one name, ``nobody`` one if there are none."""
 
     instances: tuple[InstanceStatus, ...]
     refusals: tuple[Refusal, ...]
-    conflict: str | None
+    conflict: str | None = None
+    nobody: str = ""
+
+    @property
+    def problems(self) -> list[str]:
+        """Sentences about what in the directory is not as it should be."""
+        problems = [f"{refusal.path}: {refusal.reason}" for refusal in self.refusals]
+        return [*problems, self.conflict] if self.conflict else problems
 
 
-def read_view(directory: LedgerDirectory, ledgers: Sequence[Ledger], instance_name: str | None) -> View:
-    """Return the state of one instance or of all in ledgers that ``directory`` opened."""
-    replicas = find_replicas(ledgers, instance_name)
-    return View(statuses_of(replicas), tuple(directory.refusals), find_conflict(replicas))
+def view_of(snapshot: Snapshot, wanted: str | None = None) -> View:
+    """Return what a look at a directory shows to users, of one instance or of all."""
+    shown = snapshot.of(wanted) if wanted else snapshot
+    missing = "" if shown.replicas else nobody(snapshot, wanted or "")
+    return View(statuses_of(shown.replicas), snapshot.refusals, shown.conflict, missing)

@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.commands import PATIENCE_S, run
+from support.toys import identity
+
+from kvcached.ledger import LedgerDirectory
+from kvcached.values import Update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +36,11 @@ SHELLS = {
         "fpath=({folder} $fpath); autoload -U compinit; compinit -u -D; unset zle_bracketed_paste",
     ),
 }
+
+
+PROGRAM = f'#!/bin/sh\nexec {sys.executable} -m kvcached.control "$@"\n'
+HOSTILE = ("ch$(touch one)", "ch`touch two`", "ch;touch three", "ch\\\nx", "ch*", "ch at", "ch\x1b]0;owned\x07", "chät")
+"""Names that no engine can register under, and that a peer may all the same write into a ledger."""
 
 
 class Shell:
@@ -56,15 +65,15 @@ class Shell:
 
 
 @contextmanager
-def shell(name: str, folder: Path) -> Iterator[Shell]:
-    """Start a shell that has the completion script loaded and this project's programs on its path."""
+def shell(name: str, folder: Path, text: str = PROGRAM) -> Iterator[Shell]:
+    """Start a shell in ``folder`` that has the completion script loaded and the program of this text on its path."""
     if shutil.which(name) is None:
         pytest.skip(f"needs {name}")
     command, setup = SHELLS[name]
     script = folder / "_kvcached-control"  # where zsh looks for it
     script.write_text(run([sys.executable, "-m", "kvcached.control", "completion", name]).stdout)
     program = folder / "kvcached-control"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m kvcached.control "$@"\n')
+    program.write_text(text)
     program.chmod(0o755)
     ours, theirs = pty.openpty()
     environment = {
@@ -76,7 +85,7 @@ def shell(name: str, folder: Path) -> Iterator[Shell]:
     }
     environment.pop("COLUMNS", None)
     process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True, cwd=folder
     )
     os.close(theirs)
     try:
@@ -105,6 +114,36 @@ def test_names_options_and_commands_are_completed(name: str, control: Control, t
         opened.expect("unlimited")
 
 
+def complete_and_look(opened: Shell, directory: Path) -> None:
+    """Complete the only legal name that fits, which shows that the others were passed over, and count the files."""
+    opened.type(f"kvcached-control status --ledger-dir {directory} --instance ch\t")
+    opened.expect("chat-of-the-north")
+    opened.type("\x15echo made:$(ls | grep -cE '^(one|two|three)'):\n")
+    opened.expect("made:0:")
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_names_of_a_hostile_peer_are_neither_completed_nor_run(name: str, ledger_dir: Path, tmp_path: Path) -> None:
+    """Tab on a ledger that holds command substitutions for names runs none of them, and completes the legal name."""
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        directory.create("cpu-0")
+        ledger = directory.open("cpu-0")
+        for number, instance in enumerate(["chat-of-the-north", *HOSTILE]):
+            ledger.handle.register(identity(instance), 0, 1, number + 1, Update(0, 16000))
+        with shell(name, tmp_path) as opened:
+            complete_and_look(opened, ledger_dir)
+    assert not {"one", "two", "three"} & {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_script_expands_nothing_whatever_it_is_told(name: str, tmp_path: Path) -> None:
+    """Even a program that prints command substitutions for names gets none of them run or completed."""
+    (tmp_path / "names").write_text("\n".join([*HOSTILE, "chat-of-the-north", ""]))
+    with shell(name, tmp_path, f"#!/bin/sh\ncat {tmp_path}/names\n") as opened:
+        complete_and_look(opened, tmp_path)
+    assert not {"one", "two", "three"} & {path.name for path in tmp_path.iterdir()}
+
+
 def test_names_one_a_line(control: Control, toys: Toys) -> None:
     """The names of live instances are printed sorted, one a line; none when none is alive."""
     engine = toys.start("code", "chat")
@@ -119,6 +158,4 @@ def test_missing_package_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "shtab.py").write_text("raise ImportError('not here')\n")
     result = run([sys.executable, "-m", "kvcached.control", "completion", "bash"], PYTHONPATH=str(tmp_path))
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == (
-        "kvcached-control: scripts are made by the package shtab (not here); pip install 'kvcached[completion]'\n"
-    )
+    assert result.stderr == ("kvcached-control: scripts are made by the package shtab (not here); pip install shtab\n")

@@ -118,7 +118,8 @@ def main() -> None:
     """Serve until told to stop."""
     options = _parse()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
-    engines = [ToyEngine(name, replica, options) for name in options.instance for replica in range(options.replicas)]
+    replicas = range(options.first_replica, options.first_replica + options.replicas)
+    engines = [ToyEngine(name, replica, options) for name in options.instance for replica in replicas]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     for engine in engines:
         engine.start()
@@ -144,6 +145,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--ledger-dir", required=True)
     parser.add_argument("--gpus", default="cpu-0", help="comma-separated member ids")
     parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--first-replica", type=int, default=0)
     parser.add_argument("--engine", default="toy")
     parser.add_argument("--startup-limit", type=int)
     parser.add_argument("--block-tokens", type=int, default=16)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
 from kvcached.elsewhere import other_default_dirs
-from kvcached.ledger import describe, directory_problem, ownership
+from kvcached.ownership import describe, directory_problem, ownership
 from kvcached.settings import LEDGER_DIR_VARIABLE, default_ledger_dir
 
 if TYPE_CHECKING:

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
 from kvcached.control.remarks import newest_desired, remarks_of
 from kvcached.control.text import BUSY, limit_text, printable
-from kvcached.control.view import read_view
-from kvcached.ledger import ADVICE_SUFFIX, SUFFIX, LedgerDirectory, LedgerDirectoryError
+from kvcached.control.view import view_of
+from kvcached.ledger import ADVICE_SUFFIX, SUFFIX, Fault
+from kvcached.snapshot import look_again, open_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from kvcached.control.view import View
     from kvcached.instances import InstanceStatus
-    from kvcached.ledger import Ledger
+    from kvcached.ledger import Refusal
+    from kvcached.snapshot import Snapshot
 
 _OURS = (SUFFIX, ADVICE_SUFFIX, ".new")
 
+FILE = "ledger file"
 SLOTS = 64
 SETTLE_S = 1.0
 """How long an engine may take to settle a publication that was just made before it counts as deaf."""
@@ -28,47 +31,63 @@ SETTLE_S = 1.0
 
 def check_ledgers(path: str) -> Iterator[Finding]:
     """Check files and instances; yields nothing if the directory cannot even be read, which is a finding elsewhere."""
-    try:
-        directory = _open(path)
-    except LedgerDirectoryError:
-        return
-    with directory:
-        ledgers = directory.open_all()
-        yield from _check_files(directory, ledgers)
-        view = read_view(directory, ledgers, None)
-        if any(_is_behind(instance) for instance in view.instances):
-            time.sleep(SETTLE_S)
-            view = read_view(directory, ledgers, None)
-        yield from _check_instances(view)
+    # For writing, so that what a publisher would refuse is refused here; else at least for reading.
+    for writable in (True, False):
+        with open_snapshot(path, writable=writable) as snapshot:
+            if snapshot.fault is None:
+                yield from _check(snapshot)
+                return
 
 
-def _open(path: str) -> LedgerDirectory:
-    """Open for writing, so that what a publisher would refuse is refused here; else at least for reading."""
-    try:
-        return LedgerDirectory(path, writable=True)
-    except LedgerDirectoryError:
-        return LedgerDirectory(path, writable=False)
+def _check(snapshot: Snapshot) -> Iterator[Finding]:
+    yield from _check_files(snapshot)
+    yield from _check_strangers(snapshot.path)
+    view = view_of(snapshot)
+    if any(_is_behind(instance) for instance in view.instances):
+        time.sleep(SETTLE_S)
+        view = view_of(look_again(snapshot.path, snapshot.files))
+    yield from _check_instances(view, snapshot)
 
 
-def _check_files(directory: LedgerDirectory, ledgers: Sequence[Ledger]) -> Iterator[Finding]:
-    for refusal in directory.refusals:
-        remedy = "" if "remove" in refusal.reason else "stop what uses it and remove it; engines make a new one"
-        yield Finding(PROBLEM, "ledger file", f"{refusal.path}: {printable(refusal.reason)}", remedy)
+def _check_files(snapshot: Snapshot) -> Iterator[Finding]:
+    for refusal in snapshot.refusals:
+        yield Finding(PROBLEM, FILE, f"{refusal.path}: {refusal.reason}", _remedy(refusal))
+    for look in snapshot.read_only:
+        text = f"{look.path} is yours to read only: {look.reason}; its engines are seen, and not set from here"
+        yield Finding(NOTE, FILE, text, "to publish, run as a user, and on a mount, that may write it")
     live = dead = 0
-    for ledger in ledgers:
-        indices = {index for index, _ in ledger.handle.live_slots()}
+    for look in snapshot.files:
+        if look.ledger is None:
+            continue
+        indices = {member.index for member in look.members}
         live += len(indices)
         # An owner writes its startup limit into the word, so one that is not zero was owned before.
-        dead += sum(1 for index in range(SLOTS) if index not in indices and not ledger.handle.is_blank(index))
+        dead += sum(1 for index in range(SLOTS) if index not in indices and not look.ledger.handle.is_blank(index))
         if len(indices) == SLOTS:
-            text = f"{ledger.path} is full: all {SLOTS} slots belong to live engines"
-            yield Finding(PROBLEM, "ledger file", text, "stop some engines, or give new ones another ledger directory")
-    if ledgers:
-        text = f"{len(ledgers)} valid; slots: {live} live, {dead} left by engines that ended (reused by themselves)"
+            text = f"{look.path} is full: all {SLOTS} slots belong to live engines"
+            yield Finding(PROBLEM, FILE, text, "stop some engines, or give new ones another ledger directory")
+    count = len(snapshot.ledgers)
+    if count:
+        text = f"{count} valid; slots: {live} live, {dead} left by engines that ended (reused by themselves)"
         yield Finding(OK, "ledger files", text)
-    elif not directory.refusals:
+    elif not snapshot.files:
         yield Finding(NOTE, "ledger files", "none yet; an engine makes them when it registers")
-    yield from _check_strangers(directory.path)
+
+
+def _remedy(refusal: Refusal) -> str:
+    """Return what to do about a file that is refused. What may be a healthy engine's is never told to be removed."""
+    if refusal.fault is Fault.UNTRUSTED:
+        return ""  # the reason says it
+    return _REMEDIES.get(refusal.fault, "find out why; engines that use it may be well")
+
+
+_REMEDIES = {
+    Fault.DAMAGED: "stop what uses it and remove it; engines make a new one",
+    Fault.NO_LEDGER: "remove it, or move it elsewhere; engines make a new one in its place",
+    Fault.OTHER_VERSION: "use the release of the engines that made it; remove it only when they have stopped",
+    Fault.FORBIDDEN: "run as a user who may read it; it may be in use by a healthy engine",
+    Fault.ILLEGAL_NAME: "find out who writes here; nothing of it is used",
+}
 
 
 def _check_strangers(path: str) -> Iterator[Finding]:
@@ -85,10 +104,12 @@ def _is_behind(instance: InstanceStatus) -> bool:
     return any(newest_desired(replica).revision > replica.settled_revision for replica in instance.replicas)
 
 
-def _check_instances(view: View) -> Iterator[Finding]:
+def _check_instances(view: View, snapshot: Snapshot) -> Iterator[Finding]:
     if view.conflict:
         yield Finding(PROBLEM, "instances", view.conflict)
-    if not view.instances:
+    if not view.instances and snapshot.unseen:
+        yield Finding(NOTE, "instances", "none was seen, but not every file could be looked at")
+    elif not view.instances:
         yield Finding(NOTE, "instances", "none is alive here")
     for instance in view.instances:
         for replica in instance.replicas:
