@@ -118,7 +118,8 @@ class _Waiter:
             return self._end(applied=True)
         gone = [replica for replica in absent if now - self._last_seen[replica] > ABSENCE_S]
         if gone:
-            return self._end(applied=False, warning=f"replica {gone[0]} ended while waiting for it")
+            ended = self._end(applied=False, warning=f"replica {gone[0]} ended while waiting for it")
+            return replace(ended, engine_ended=True)
         if now >= self._deadline:
             return self._end(applied=False, warning=self._who_lags(lagging, absent))
         if self._on_progress is not None:
