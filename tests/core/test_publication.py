@@ -14,11 +14,12 @@ import pytest
 from support.toys import ToyCache, poll_now, settle
 from support.workers import publish_many
 
+from kvcached.addressees import Addressees, look_up
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
 from kvcached.control.waiting import wait_until_applied
 from kvcached.ledger import LedgerDirectory
 from kvcached.policy import RetentionPolicy
-from kvcached.publication import UNKNOWN_GPU, Addressees, _publish_to, look_up, publish
+from kvcached.publication import UNKNOWN_GPU, _publish_to, publish
 from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Outcome, Update
 
 if TYPE_CHECKING:
@@ -79,7 +80,10 @@ def test_result_is_frozen_and_json_ready(ledger_dir: Path, subscribe: Subscribe)
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.gpus[0].status = "failed"  # type: ignore[misc]
     fields = json.loads(json.dumps(result.to_dict()))
-    assert set(fields) == {"status", "instance_name", "limit_tokens", "revision", "accepted", "gpus", "warnings"}
+    assert set(fields) == {
+        "status", "instance_name", "limit_tokens", "revision", "accepted", "unchanged", "incarnation", "gpus",
+        "warnings",
+    }  # fmt: skip
     assert set(fields["gpus"][0]) == {"gpu", "replica", "status", "revision", "limit_tokens", "error"}
 
 
@@ -222,9 +226,9 @@ def test_newer_pair_in_the_first_member_only_is_overtaken_before_anything_is_wri
     assert desired(ledger_dir) == [(10, 6)] * 2
 
 
-def make_read_only(ledger_dir: Path, found: Addressees) -> None:
-    """Let the publisher have its first member open for reading only."""
-    ledger = found.replicas[0].members[0].ledger
+def make_read_only(ledger_dir: Path, found: Addressees, index: int) -> None:
+    """Let the publisher have one of its members open for reading only."""
+    ledger = found.replicas[0].members[index].ledger
     ledger.handle.close()
     with LedgerDirectory(str(ledger_dir), writable=False) as directory:
         reading = directory.open(ledger.gpu)
@@ -233,10 +237,31 @@ def make_read_only(ledger_dir: Path, found: Addressees) -> None:
 
 
 def test_member_that_cannot_be_written_does_not_keep_the_others(ledger_dir: Path, subscribe: Subscribe) -> None:
-    """A failure at one member is noted, and the members after it are written all the same."""
+    """A failure at a later member is noted, and the members after it are written all the same."""
+    subscribe(gpus=("cpu-0", "cpu-1", "cpu-2"))
+    taken = publish_late(ledger_dir, lambda _, found: make_read_only(ledger_dir, found, 1))
+    assert taken == (Update(1, 6), ["published", "failed", "published"])
+
+
+def test_first_member_that_cannot_be_written_leaves_the_others_as_they_are(
+    ledger_dir: Path, subscribe: Subscribe
+) -> None:
+    """Nobody but the first member decides whose a revision is, so without it no revision is written anywhere."""
     subscribe()
-    taken = publish_late(ledger_dir, lambda _, found: make_read_only(ledger_dir, found))
-    assert taken == (Update(1, 6), ["failed", "published"])
+    taken = publish_late(ledger_dir, lambda _, found: make_read_only(ledger_dir, found, 0))
+    assert taken == (Update(1, 6), ["failed", "failed"])
+    assert desired(ledger_dir) == [(0, 16000)] * 2
+
+
+def test_revision_does_not_get_two_limits_when_the_first_member_is_lost(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """After half a publication into a file that is then removed, the next publisher uses no revision twice."""
+    subscribe()
+    with LedgerDirectory(str(ledger_dir), writable=True) as directory:
+        raise_member(directory, "cpu-0", Update(1, 5))
+    (ledger_dir / "cpu-0.ledger").unlink()
+    result = publish(6, "engine", str(ledger_dir))
+    assert (result.status, result.revision) == ("unavailable", 0)
+    assert {member.limit_tokens for member in result.gpus} <= {16000, None}
 
 
 def test_ledger_that_is_replaced_while_publishing_is_not_called_published(
