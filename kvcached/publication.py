@@ -181,23 +181,25 @@ class _Attempt:
         for member in self.written:
             member.ledger.handle.ring(_native.PUBLISHED)
         for member in self.written:
-            error = _lost_since(member)
+            error = _lost_since(member, self.update)
             if error is not None:
                 self._noted[_place(member)] = _entry(member, MemberResultStatus.FAILED, self.update, error)
 
 
 _NOT_WRITTEN = "not written: the replica's first member, which decides whose a revision is, could not be written"
-    "not written, because the replica's first member, which decides whose a revision is, could not be written"
-)
 
 
-def _lost_since(member: Member) -> str | None:
+def _lost_since(member: Member, update: Update) -> str | None:
     """Return why what was written to a member may not reach its engine, or None."""
+    handle, incarnation = member.ledger.handle, member.slot.incarnation
     try:
-        owned = member.ledger.handle.is_owned(member.index, member.slot.incarnation)
+        owned = handle.is_owned(member.index, incarnation)
     except OSError as error:
         return _failure(error)
-    if owned and member.ledger.is_current():
+    stored = handle.desired(member.index, incarnation)
+    # An old copy of the file may have been put back in between.
+    kept = stored is not None and (stored == update or stored.revision > update.revision)
+    if owned and kept and member.ledger.is_current():
         return None
     return "the engine ended, or lost its ledger, while publishing; it may still apply this; look, or publish again"
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,8 +147,8 @@ def test_corrupt_files(control: Control, ledger_dir: Path, toys: Toys) -> None:
     (ledger_dir / "folder.ledger").mkdir()
     (ledger_dir / "link.ledger").symlink_to("cpu-0.ledger")
     found = problems(control)
-    assert named(found, "empty.ledger", "is 0 bytes long; a ledger has 32768", "remove it")
-    assert named(found, "half.ledger", "is 16384 bytes long")
+    assert named(found, "empty.ledger", "is 0 bytes long; a ledger has 49152", "remove it")
+    assert named(found, "half.ledger", "is 24576 bytes long")
     assert named(found, "zeros.ledger", "wrong magic number")
     assert named(found, "noise.ledger", "wrong magic number")
     assert named(found, "folder.ledger")
@@ -161,7 +161,7 @@ def test_ledger_of_another_version(control: Control, ledger_dir: Path) -> None:
     with handle(ledger_dir, "GPU-0"):
         pass
     _overwrite(ledger_dir / "GPU-0.ledger", 12, (9).to_bytes(4, sys.byteorder))
-    assert named(problems(control), "GPU-0.ledger", "has ledger version 9; this library knows version 1")
+    assert named(problems(control), "GPU-0.ledger", "has ledger version 9; this library knows version 2")
 
 
 def test_ledger_of_the_other_byte_order(control: Control, ledger_dir: Path) -> None:
@@ -224,9 +224,9 @@ def test_two_instances_with_one_name(control: Control, ledger_dir: Path) -> None
 
 def test_full_table(control: Control, ledger_dir: Path) -> None:
     """A ledger of which all slots belong to live engines is named."""
-    with handle(ledger_dir, "GPU-0") as ledger:
+    with ExitStack() as stack:
         for number in range(64):
-            ledger.register(identity(f"chat-{number}"), 0, 1, number + 1, Update(0, 16000))
+            stack.enter_context(handle(ledger_dir, "GPU-0")).register(identity(f"chat-{number}"), 0, 1, number + 1, Update(0, 16000))
         assert named(problems(control), "GPU-0.ledger is full: all 64 slots", "another ledger directory")
 
 

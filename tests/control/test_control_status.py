@@ -123,18 +123,18 @@ def test_engine_logs_each_update_once(control: Control, toys: Toys, tmp_path: Pa
 
 
 def test_history_outlives_the_instance_and_is_bounded(control: Control, toys: Toys) -> None:
-    """The last 32 publications stay readable after the engine's end."""
+    """The last 64 publications stay readable after the engine's end."""
     engine = toys.start("chat")
     script = (
         "import sys; from kvcached.publication import publish\n"
-        "for limit in range(40): publish(limit, 'chat', sys.argv[1])"
+        "for limit in range(72): publish(limit, 'chat', sys.argv[1])"
     )
     subprocess.run([sys.executable, "-c", script, str(control.directory)], check=True)
     engine.kill()
     engine.wait()
     found = control.json("status", "--history")
     assert found["instances"] == []
-    assert [entry["new"]["limit_tokens"] for entry in found["history"]] == list(range(8, 40))
+    assert [entry["new"]["limit_tokens"] for entry in found["history"]] == list(range(8, 72))
 
 
 def test_unusable_files_are_named_and_the_others_shown(control: Control, toys: Toys, ledger_dir: Path) -> None:

@@ -54,7 +54,7 @@ import json, os, resource, sys
 from kvcached.control import KvcachedError, get_instances, set_prefix_cache_retention_limit
 import kvcached.control.waiting, kvcached.instances
 from kvcached import _native
-_native.layout()
+_native.library_version()
 set_prefix_cache_retention_limit(1, instance_name="nobody", ledger_dir=sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 held = []

@@ -106,7 +106,7 @@ LOOK_AS_ANOTHER = """
 import os, sys
 from kvcached import _native
 from kvcached.snapshot import take_snapshot
-_native.layout()
+_native.library_version()
 os.setgroups([]); os.setgid(777); os.setuid(54321)
 snapshot = take_snapshot(sys.argv[1], writable=True)
 print([(look.gpu, look.state.name) for look in snapshot.files], snapshot.names, len(snapshot.unseen))
@@ -131,9 +131,8 @@ def test_names_that_no_instance_can_have_are_refused(ledger_dir: Path) -> None:
     """A slot whose name no engine could register under is no instance, and its name is told in plain letters."""
     with LedgerDirectory(str(ledger_dir), writable=True) as directory:
         directory.create("cpu-0")
-        ledger = directory.open("cpu-0")
         for number, name in enumerate(["chat", *HOSTILE]):
-            ledger.handle.register(identity(name), 0, 1, number + 1, Update(0, 16000))
+            directory.open("cpu-0").handle.register(identity(name), 0, 1, number + 1, Update(0, 16000))
         snapshot = take_snapshot(str(ledger_dir))
     assert snapshot.names == ["chat"]
     assert [instance.name for instance in get_instances(ledger_dir)] == []
