@@ -6,13 +6,12 @@ import os
 import re
 from dataclasses import dataclass
 
+from kvcached.limits import parse_startup_limit
 from kvcached.values import MAX_LIMIT_TOKENS, UNLIMITED
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-DEFAULT_STARTUP_LIMIT_TOKENS = 16000
 
 STARTUP_LIMIT_VARIABLE = "KVCACHED_MAX_CACHED_TOKENS"
 LEDGER_DIR_VARIABLE = "KVCACHED_LEDGER_DIR"
@@ -83,7 +82,10 @@ def choose_ledger_dir(ledger_dir: str | os.PathLike[str] | None, environ: Mappin
     if not isinstance(text, str) or not text or "\0" in text:
         message = f"ledger directory {text!r} is not a path; give an absolute or relative directory name"
         raise SettingsError(message)
-    return os.path.abspath(text)
+    try:
+        return os.path.abspath(text)
+    except FileNotFoundError:  # the working directory was removed: whoever opens the path is told so
+        return text
 
 
 def default_ledger_dir() -> str:
@@ -118,22 +120,24 @@ def check_gpu_id(gpu_id: str) -> str:
 def _read_startup_limit(environ: Mapping[str, str]) -> int:
     text = environ.get(STARTUP_LIMIT_VARIABLE, "")
     if text == "":
-        return DEFAULT_STARTUP_LIMIT_TOKENS
+        return UNLIMITED  # installing the package changes nothing: an engine keeps what it would keep without it
     try:
-        limit = int(text, 10)
-    except ValueError:
-        limit = MAX_LIMIT_TOKENS + 1
-    if limit > MAX_LIMIT_TOKENS:
+        return parse_startup_limit(text)
+    except ValueError as error:
         message = (
-            f"{STARTUP_LIMIT_VARIABLE}={text!r} is not a number of tokens; give an integer up to {MAX_LIMIT_TOKENS}, "
-            "0 to keep nothing, a negative number for no limit"
+            f"{STARTUP_LIMIT_VARIABLE}={text!r} is not a number of tokens; give 16000, 16k, 2m (at most "
+            f"{MAX_LIMIT_TOKENS}), 'none' to keep nothing, 'unlimited' or a negative number for no limit"
         )
-        raise SettingsError(message)
-    return max(limit, UNLIMITED)
+        raise SettingsError(message) from error
 
 
 def _read_gpu_ids(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     text = environ.get(GPU_IDS_VARIABLE, "")
     if text == "":
         return None
-    return tuple(check_gpu_id(part.strip()) for part in text.split(","))
+    gpu_ids = tuple(check_gpu_id(part.strip()) for part in text.split(","))
+    repeated = sorted({gpu for gpu in gpu_ids if gpu_ids.count(gpu) > 1})
+    if repeated:
+        message = f"{GPU_IDS_VARIABLE} names {', '.join(repeated)} more than once; give each member an id of its own"
+        raise SettingsError(message)
+    return gpu_ids

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from kvcached.advisor.curve import limit_for, value_at
 from kvcached.advisor.page import STOPPED, PageError
 from kvcached.advisor.page_file import read_page
-from kvcached.control.limits import format_limit
+from kvcached.limits import format_limit
 from kvcached.control.text import printable
 from kvcached.ledger import LedgerDirectory
 from kvcached.registration import SlotPlace

@@ -8,7 +8,7 @@ import sys
 from kvcached.control import exits
 from kvcached.control.board import look_of
 from kvcached.control.forecast import forecast
-from kvcached.control.limits import format_limit
+from kvcached.limits import format_limit
 from kvcached.control.table import Cell, Table
 from kvcached.control.targets import is_pattern
 from kvcached.control.text import ACTIVE, BUSY, FAINT, IDLE, STRONG, count, limit_text

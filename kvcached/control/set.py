@@ -8,7 +8,7 @@ import time
 from contextlib import nullcontext
 
 from kvcached.control import exits
-from kvcached.control.limits import format_limit, parse_limit
+from kvcached.limits import format_limit, parse_limit
 from kvcached.control.options import add_json, add_ledger_dir, note, seconds, share
 from kvcached.control.targets import ANY, check_name_or_pattern, is_pattern, matching_instances
 from kvcached.elsewhere import elsewhere

@@ -15,7 +15,8 @@ import kvcached
 PACKAGE = Path(kvcached.__file__).parent
 ALLOWED = {
     "values": set(),
-    "settings": {"values"},
+    "limits": {"values"},
+    "settings": {"limits", "values"},
     "policy": {"values"},
     "_native": {"values", "_declarations"},
     "ownership": set(),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcached.control.limits import format_limit, parse_limit
+from kvcached.limits import format_limit, parse_limit
 from kvcached.settings import SettingsError, check_gpu_id, check_instance_name, choose_ledger_dir, read_settings
 from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Update, pack, unpack
 
@@ -62,18 +62,36 @@ def test_refused_or_within_range(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "limit"), [("", 16000), ("0", 0), ("-1", -1), ("-70", -1), ("5", 5), ("2147483647", MAX_LIMIT_TOKENS)]
+    ("text", "limit"),
+    [
+        ("", -1),
+        ("0", 0),
+        ("none", 0),
+        ("-1", -1),
+        ("-70", -1),
+        ("-" + "9" * 5000, -1),
+        ("unlimited", -1),
+        ("5", 5),
+        ("16k", 16000),
+        ("2m", 2_000_000),
+        ("2147483647", MAX_LIMIT_TOKENS),
+    ],
 )
 def test_startup_limit(text: str, limit: int) -> None:
-    """Any negative startup limit is unlimited, and an unset one is the documented default."""
+    """A startup limit is written as for `set`, any negative number is unlimited, and so is an unset one."""
     assert read_settings("toy", {"KVCACHED_MAX_CACHED_TOKENS": text}).startup_limit_tokens == limit
 
 
-@pytest.mark.parametrize("text", ["lots", "1.5", "16k", "2147483648", "0x10"])
-def test_startup_limit_that_is_no_integer(text: str) -> None:
-    """A startup limit that is no integer is one clear error that names variable and value."""
-    with pytest.raises(SettingsError, match=f"KVCACHED_MAX_CACHED_TOKENS='{text}'"):
+@pytest.mark.parametrize(
+    "text", ["lots", "1.5", "2147483648", "0x10", "1_000", " 5", "5 ", "1 000", "١٦", "-0", "-007", "- 1", "-١", "\n"]
+)
+def test_startup_limit_that_is_no_limit(text: str) -> None:
+    """A startup limit that only Python's parser would understand is one clear error that names variable and value."""
+    with pytest.raises(SettingsError) as caught:
         read_settings("toy", {"KVCACHED_MAX_CACHED_TOKENS": text})
+    assert str(caught.value).startswith(
+        f"KVCACHED_MAX_CACHED_TOKENS={text!r} is not a number of tokens; give 16000, 16k"
+    )
 
 
 @pytest.mark.parametrize("name", ["a", "my-model", "A.b_c-9", "x" * 63])
@@ -100,6 +118,12 @@ def test_gpu_ids_of_the_environment() -> None:
     """KVCACHED_GPU_IDS is split at commas, and nothing is what the engine's devices say."""
     assert read_settings("toy", {"KVCACHED_GPU_IDS": "GPU-1, GPU-2"}).gpu_ids == ("GPU-1", "GPU-2")
     assert read_settings("toy", {}).gpu_ids is None
+
+
+def test_gpu_ids_that_repeat() -> None:
+    """Two members of one id would share a slot file and count as one, so the second is refused."""
+    with pytest.raises(SettingsError, match="KVCACHED_GPU_IDS names GPU-1 more than once"):
+        read_settings("toy", {"KVCACHED_GPU_IDS": "GPU-1,GPU-2, GPU-1"})
 
 
 @pytest.mark.parametrize("directory", ["", "a\0b", b"bytes"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvcached.control import set_prefix_cache_retention_limit
 from kvcached.control.__main__ import main
-from kvcached.control.limits import parse_limit
+from kvcached.limits import parse_limit
 from kvcached.settings import SettingsError, read_settings
 from kvcached.values import MAX_LIMIT_TOKENS, Outcome, Update, pack, unpack
 
@@ -57,6 +57,7 @@ def test_environment_is_understood_or_refused(environ: dict[str, str]) -> None:
     assert found.ledger_dir.startswith("/")
     assert 1 <= len(found.instance_name) <= 63
     assert found.instance_name[0] not in ".-"
+    assert len(set(found.gpu_ids or ())) == len(found.gpu_ids or ())
     for gpu in found.gpu_ids or ():
         assert "/" not in gpu
         assert gpu[0] != "."

@@ -16,7 +16,6 @@ import sys
 import time
 
 from kvcached.policy import RetentionPolicy
-from kvcached.settings import read_settings
 from kvcached.subscription import Subscription
 from kvcached.values import Identity, Outcome, Report, Update
 
@@ -68,7 +67,7 @@ class ToyEngine:
     def __init__(self, name: str, replica: int, options: argparse.Namespace) -> None:
         gpus = options.gpus.split(",")
         self._pp_size = 2 if options.trouble == "pipeline" else 1
-        limit = read_settings("toy").startup_limit_tokens if options.startup_limit is None else options.startup_limit
+        limit = options.startup_limit
         identity = Identity(name, options.engine, "1.0", replica, len(gpus), self._pp_size, limit, options.block_tokens)
         self._trouble = options.trouble
         self._cache = ToyCache(options)
@@ -147,7 +146,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--first-replica", type=int, default=0)
     parser.add_argument("--engine", default="toy")
-    parser.add_argument("--startup-limit", type=int)
+    parser.add_argument("--startup-limit", type=int, default=16000)
     parser.add_argument("--block-tokens", type=int, default=16)
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--active", type=int, default=2_000)

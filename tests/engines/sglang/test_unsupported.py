@@ -44,11 +44,11 @@ def test_a_strict_server_refuses_to_start_without_a_hook_target(
 
 def test_a_startup_limit_that_is_no_number_stops_the_start(tmp_path: Path, plain_model: Path, probes: Path) -> None:
     """The launch ends with a sentence about the variable, not with a server without limit."""
-    server = Server(plain_model, tmp_path / "server", probes, environ={"KVCACHED_MAX_CACHED_TOKENS": "16k"})
+    server = Server(plain_model, tmp_path / "server", probes, environ={"KVCACHED_MAX_CACHED_TOKENS": "16q"})
     server.start(wait=False)
     try:
         assert server.wait_for_exit(400) not in (None, 0)
-        assert "KVCACHED_MAX_CACHED_TOKENS='16k' is not a number of tokens" in server.log()
+        assert "KVCACHED_MAX_CACHED_TOKENS='16q' is not a number of tokens" in server.log()
     finally:
         server.stop()
 

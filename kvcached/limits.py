@@ -9,6 +9,7 @@ from kvcached.values import MAX_LIMIT_TOKENS, UNLIMITED
 _WORDS = {"unlimited": UNLIMITED, "none": 0, "-1": UNLIMITED, "0": 0}
 _NUMBER = re.compile(r"([1-9][0-9]*)([km]?)")
 _FACTORS = {"": 1, "k": 1000, "m": 1_000_000}
+_NEGATIVE = re.compile(r"-[1-9][0-9]*")
 
 
 def parse_limit(text: str) -> int:
@@ -29,6 +30,14 @@ def parse_limit(text: str) -> int:
         message = f"{text!r} is above the largest limit, {MAX_LIMIT_TOKENS} tokens; 'unlimited' bounds nothing"
         raise ValueError(message)
     return limit
+
+
+def parse_startup_limit(text: str) -> int:
+    """Return the tokens that a startup limit stands for: as :func:`parse_limit`, and any negative number is unlimited.
+
+    Raises ValueError with a sentence for anything else.
+    """
+    return UNLIMITED if _NEGATIVE.fullmatch(text) else parse_limit(text)
 
 
 def format_limit(limit_tokens: int) -> str:
