@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+from kvcached.errors import KvcachedError
 from kvcached.values import Identity, Outcome, Report, Update, pack, unpack
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -27,7 +28,7 @@ ACKNOWLEDGED = 1
 """The doorbell that engines ring."""
 
 
-class NativeLibraryError(Exception):
+class NativeLibraryError(KvcachedError):
     """The native library cannot be used: it is missing, was built for another platform, or does not fit."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvcached.ledger import Fault, LedgerDirectoryError
 from kvcached.settings import choose_ledger_dir
 from kvcached.snapshot import take_snapshot
+from kvcached.values import incarnation_text
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class ReplicaStatus:
     """One replica as the ledger shows it. All sizes are tokens, ages are seconds.
 
     ``applied`` is the pair in force; ``settled_revision`` the newest one applied or rejected; ``split`` tells that the
-    members do not all carry the same pair, or that some are missing; ``report_age_s`` is None before the first report.
+    members do not all carry the same pair, or that some are missing; ``report_age_s`` is None before the first report;
+    ``incarnation`` (16 hex digits) is another one after a restart.
     """
 
     replica: int
@@ -58,6 +60,7 @@ class ReplicaStatus:
     members: tuple[MemberStatus, ...]
     missing_members: tuple[int, ...]
     report_age_s: float | None
+    incarnation: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -80,18 +83,20 @@ class ReplicaStatus:
             "members": [member.to_dict() for member in self.members],
             "missing_members": list(self.missing_members),
             "report_age_s": self.report_age_s,
+            "incarnation": self.incarnation,
         }
 
 
 @dataclass(frozen=True)
 class InstanceStatus:
-    """One live instance: its name, what serves it, and its replicas."""
+    """One live instance: its name, what serves it, its replicas, and all their incarnations in one."""
 
     name: str
     engine: str
     engine_version: str
     pid: int
     replicas: tuple[ReplicaStatus, ...]
+    incarnation: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -100,6 +105,7 @@ class InstanceStatus:
             "engine": self.engine,
             "engine_version": self.engine_version,
             "pid": self.pid,
+            "incarnation": self.incarnation,
             "replicas": [replica.to_dict() for replica in self.replicas],
         }
 
@@ -137,6 +143,7 @@ def statuses_of(replicas: Sequence[Replica]) -> tuple[InstanceStatus, ...]:
             engine_version=group[0].slot.identity.engine_version,
             pid=group[0].slot.pid,
             replicas=tuple(replica_status(replica, now_ns) for replica in group),
+            incarnation=incarnation_text(replica.slot.incarnation for replica in group),
         )
         for name, group in by_name.items()
     )
@@ -169,4 +176,5 @@ def replica_status(replica: Replica, now_ns: int) -> ReplicaStatus:
         ),
         missing_members=tuple(replica.missing),
         report_age_s=(now_ns - slot.reported_ns) / 1e9 if slot.reported_ns else None,
+        incarnation=incarnation_text([slot.incarnation]),
     )

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvcached import _native
+from kvcached.errors import KvcachedError
 from kvcached.ownership import GROUP_WRITE, OTHERS_WRITE, describe, directory_problem, ownership
 from kvcached.settings import SettingsError, check_gpu_id, default_ledger_dir
 
@@ -40,7 +41,8 @@ class Fault(enum.Enum):
     DAMAGED = "damaged"
     OTHER_VERSION = "of another version"
     ILLEGAL_NAME = "illegal name"
-    UNKNOWN = "unknown"  # the system would not say: out of descriptors, an input error, a sandbox
+    SHORTAGE = "shortage"  # the caller's own: it has no descriptor or no memory left
+    UNKNOWN = "unknown"  # the system would not say: an input error, a sandbox
 
 
 _UNFIT = {
@@ -52,6 +54,7 @@ _ERRORS = {
     errno.ENOENT: Fault.ABSENT,
     errno.ENOTDIR: Fault.NO_LEDGER,
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), Fault.FORBIDDEN),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOMEM), Fault.SHORTAGE),
 }
 
 
@@ -60,7 +63,7 @@ def fault_of(error: OSError) -> Fault:
     return _ERRORS.get(error.errno or 0, Fault.UNKNOWN)
 
 
-class LedgerDirectoryError(Exception):
+class LedgerDirectoryError(KvcachedError):
     """A ledger directory, or a file in it, cannot be used; the message names it, the reason and what to do."""
 
     def __init__(self, message: str, fault: Fault = Fault.UNKNOWN) -> None:

@@ -10,238 +10,201 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvcached import _native
+from kvcached.addressees import Addressees, Obstacle, look_up, warnings_for
 from kvcached.elsewhere import elsewhere
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
-from kvcached.replicas import find_conflict, find_replicas
-from kvcached.values import MAX_REVISION, UNLIMITED, Outcome, Update
+from kvcached.results import MemberResult, MemberResultStatus, PublicationResult, PublicationStatus, Rejection
+from kvcached.values import MAX_REVISION, UNLIMITED, Update, incarnation_text
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Iterator, Sequence
 
     from kvcached.replicas import Member, Replica
 
-ACCEPTED = "accepted"
-PARTIAL = "partial"
-SUPERSEDED = "superseded"
-UNAVAILABLE = "unavailable"
+__all__ = ["SUPERSEDED", "PublicationResult", "Rejection", "publish"]
 
-PUBLISHED = "published"
-FAILED = "failed"
+SUPERSEDED = PublicationStatus.SUPERSEDED
 
 MAX_ATTEMPTS = 10_000
 """How often a publication that meets an equal revision starts over. Each loss is another publisher's success."""
 
 UNKNOWN_GPU = "?"
-"""The gpu of a member whose ledger is gone: its id stood nowhere else."""
-
-
-@dataclass(frozen=True)
-class MemberResult:
-    """What a publication did to one member. ``revision`` and ``limit_tokens`` are what stands there now."""
-
-    gpu: str
-    replica: int
-    status: str
-    revision: int | None
-    limit_tokens: int | None
-    error: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "gpu": self.gpu,
-            "replica": self.replica,
-            "status": self.status,
-            "revision": self.revision,
-            "limit_tokens": self.limit_tokens,
-            "error": self.error,
-        }
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """A replica that will not apply a publication, and why."""
-
-    replica: int
-    reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {"replica": self.replica, "reason": self.reason}
-
-
-@dataclass(frozen=True)
-class PublicationResult:
-    """What became of a publication.
-
-    ``status`` is ``accepted``, ``partial``, ``superseded`` or ``unavailable``; accepted means written everywhere, not
-    that anything was evicted. ``revision`` is the one this call took, 0 if it wrote nothing. After waiting, ``applied``
-    tells whether every replica holds to the limit, ``waited_s`` how many seconds that took, ``rejections`` who will
-    not, and ``engine_ended`` that an engine ended or was restarted meanwhile, which drops the publication; without
-    waiting they are None, None, empty and False.
-    """
-
-    status: str
-    instance_name: str
-    limit_tokens: int
-    revision: int
-    gpus: tuple[MemberResult, ...] = ()
-    warnings: tuple[str, ...] = ()
-    applied: bool | None = None
-    waited_s: float | None = None
-    rejections: tuple[Rejection, ...] = ()
-    engine_ended: bool = False
-
-    @property
-    def accepted(self) -> bool:
-        """Whether revision and limit stand in every member of every live replica."""
-        return self.status == ACCEPTED
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; what concerns waiting is in it only after waiting."""
-        fields: dict[str, Any] = {
-            "status": self.status,
-            "instance_name": self.instance_name,
-            "limit_tokens": self.limit_tokens,
-            "revision": self.revision,
-            "accepted": self.accepted,
-            "gpus": [gpu.to_dict() for gpu in self.gpus],
-            "warnings": list(self.warnings),
-        }
-        if self.applied is not None:
-            fields["applied"] = self.applied
-            fields["waited_s"] = self.waited_s
-            fields["rejections"] = [rejection.to_dict() for rejection in self.rejections]
-        return fields
+"""The gpu of a member whose ledger is gone: its id was stored nowhere else."""
 
 
 def publish(
-    limit_tokens: int, instance_name: str, ledger_dir: str, *, if_revision: int | None = None, note: str = ""
+    limit_tokens: int,
+    instance_name: str,
+    ledger_dir: str,
+    *,
+    if_revision: int | None = None,
+    if_incarnation: str | None = None,
+    if_different: bool = False,
+    note: str = "",
 ) -> PublicationResult:
-    """Publish a limit, already checked, to an instance. What the outside world does wrong comes back as a result."""
-    nothing = PublicationResult(UNAVAILABLE, instance_name, limit_tokens, 0)
+    """Publish a limit, already checked, to an instance. What the outside world does wrong comes back as a result.
+
+    With ``if_revision`` and ``if_incarnation`` only if these are still so; with ``if_different`` only if another limit
+    is desired anywhere.
+    """
+    nothing = PublicationResult(PublicationStatus.UNAVAILABLE, instance_name, limit_tokens, 0)
     try:
         with LedgerDirectory(ledger_dir, writable=True) as directory:
-            return _publish_in(directory, nothing, if_revision, note)
+            found = look_up(directory, instance_name, if_revision, if_incarnation)
+            if isinstance(found, Obstacle):
+                return _hindered(found, nothing)
+            nothing = replace(nothing, incarnation=found.incarnation)
+            if if_different and found.desire(limit_tokens):
+                return _unchanged(found, nothing)
+            return _publish_to_found(found, nothing, note, may_restart=if_revision is None)
     except LedgerDirectoryError as error:
         return replace(nothing, warnings=(f"{error}{elsewhere(ledger_dir)}",))
     except _native.NativeLibraryError as error:
         return replace(nothing, warnings=(str(error),))
 
 
-class Addressees:
-    """Who a publication goes to, the highest revision among them, and which files could not be used."""
-
-    # No dataclass, nor is the next one: making one costs every start of the command line half a millisecond.
-    def __init__(self, replicas: list[Replica], newest: int, refused: tuple[str, ...]) -> None:
-        self.replicas = replicas
-        self.newest = newest
-        self.refused = refused
-
-
-class Obstacle:
-    """Why nothing can be published: the status it leads to, and sentences that say so."""
-
-    def __init__(self, status: str, warnings: tuple[str, ...]) -> None:
-        self.status = status
-        self.warnings = warnings
+def _hindered(obstacle: Obstacle, nothing: PublicationResult) -> PublicationResult:
+    if obstacle.status is not PublicationStatus.SUPERSEDED:
+        return replace(nothing, status=obstacle.status, warnings=obstacle.warnings)
+    return replace(
+        nothing,
+        status=obstacle.status,
+        warnings=(f"{obstacle.warnings[0]}: nothing was written", *obstacle.warnings[1:]),
+        gpus=tuple(_untouched(obstacle.replicas, MemberResultStatus.SUPERSEDED)),
+        incarnation=incarnation_text(replica.slot.incarnation for replica in obstacle.replicas),
+    )
 
 
-def look_up(directory: LedgerDirectory, instance_name: str, if_revision: int | None) -> Addressees | Obstacle:
-    """Find the live replicas of an instance, or what stands in the way. Writes nothing."""
-    replicas = find_replicas(directory.open_all(), instance_name)
-    refused = tuple(f"{refusal.path}: {refusal.reason}" for refusal in directory.refusals)
-    if not replicas:
-        missing = f"no live instance {instance_name!r} in {directory.path}{elsewhere(directory.path)}"
-        return Obstacle(UNAVAILABLE, (missing, *refused))
-    conflict = find_conflict(replicas)
-    if conflict is not None:
-        return Obstacle(UNAVAILABLE, (conflict,))
-    newest = max(member.slot.desired.revision for replica in replicas for member in replica.members)
-    if if_revision is not None and newest != if_revision:
-        return Obstacle(SUPERSEDED, (f"the instance's highest revision is {newest}, not {if_revision}",))
-    return Addressees(replicas, newest, refused)
+def _unchanged(found: Addressees, nothing: PublicationResult) -> PublicationResult:
+    return replace(
+        nothing,
+        status=PublicationStatus.ACCEPTED,
+        revision=found.newest,
+        unchanged=True,
+        gpus=tuple(_untouched(found.replicas, MemberResultStatus.PUBLISHED)),
+        warnings=(*warnings_for(found.replicas, nothing.limit_tokens), *found.refused),
+    )
 
 
-def _publish_in(
-    directory: LedgerDirectory, nothing: PublicationResult, if_revision: int | None, note: str
+def _publish_to_found(
+    found: Addressees, nothing: PublicationResult, note: str, *, may_restart: bool
 ) -> PublicationResult:
-    found = look_up(directory, nothing.instance_name, if_revision)
-    if isinstance(found, Obstacle):
-        written = ": nothing was written" if found.status == SUPERSEDED else ""
-        first, *others = found.warnings
-        return replace(nothing, status=found.status, warnings=(f"{first}{written}", *others))
-    replicas, newest, refused = found.replicas, found.newest, found.refused
-    attempt = _publish_to(replicas, nothing.limit_tokens, newest, may_restart=if_revision is None)
+    attempt = _publish_to(found.replicas, nothing.limit_tokens, found.newest, may_restart=may_restart)
     if attempt is None:
         warning = f"revisions are used up at {MAX_REVISION}: restart the engine, which begins at 0 again"
-        return replace(nothing, warnings=(warning,))
-    attempt.finish(note)
-    return _result(attempt, nothing, (*advice(replicas, nothing.limit_tokens), *refused))
+        entries = tuple(_untouched(found.replicas, MemberResultStatus.FAILED, "revisions are used up"))
+        return replace(nothing, warnings=(warning,), gpus=entries)
+    unrecorded = attempt.finish(note)
+    warnings = (*warnings_for(found.replicas, nothing.limit_tokens), *found.refused, *unrecorded)
+    return _result(attempt, nothing, warnings)
 
 
 class _Attempt:
     """One revision on its way through all members."""
 
-    def __init__(self, update: Update) -> None:
+    def __init__(self, update: Update, replicas: Sequence[Replica]) -> None:
         self.update = update
-        self.results: list[MemberResult] = []
-        self._written: list[tuple[int, Member, Update]] = []
+        self._replicas = replicas
+        self._noted: dict[tuple[str, int], MemberResult] = {}
+        self._written: list[tuple[Member, Update]] = []
+
+    @property
+    def results(self) -> list[MemberResult]:
+        """One entry for each member. Those that were not reached were overtaken before: what they hold decides."""
+        results = []
+        for replica in self._replicas:
+            results += [self._noted.get(_place(member)) or _lost(member) for member in replica.members]
+            results += _missing(replica)
+        return results
 
     def raise_replica(self, replica: Replica) -> int | None:
         """Raise the members in order. Returns a revision to start over above, or None."""
         for position, member in enumerate(replica.members):
+            if not member.ledger.writable:
+                self._note(member, MemberResultStatus.FAILED, member.slot.desired, "yours to read only")
+                continue
             try:
                 raised, found = member.ledger.handle.raise_desired(member.index, member.slot.incarnation, self.update)
             except OSError as error:
-                self._note(member, FAILED, None, _failure(error))
+                self._note(member, MemberResultStatus.FAILED, None, _failure(error))
                 continue
             if raised:
-                self._written.append((len(self.results), member, found))
-                self._note(member, PUBLISHED, self.update, None)
+                self._written.append((member, found))
+                self._note(member, MemberResultStatus.PUBLISHED, self.update)
             elif found.revision == self.update.revision and (position == 0 or found != self.update):
                 return found.revision  # another publisher's revision: this limit needs one of its own
             elif found == self.update:
-                self._note(member, PUBLISHED, found, None)
+                self._note(member, MemberResultStatus.PUBLISHED, found)
             else:
-                self._note(member, SUPERSEDED, found, None)
+                self._note(member, MemberResultStatus.SUPERSEDED, found)
                 if position == 0:
                     return found.revision if not self._written else None
-        self._note_missing(replica)
         return None
 
-    def _note(self, member: Member, status: str, stands: Update | None, error: str | None) -> None:
-        revision, limit = (stands.revision, stands.limit_tokens) if stands else (None, None)
-        replica = member.slot.identity.replica
-        self.results.append(MemberResult(member.ledger.gpu, replica, status, revision, limit, error))
+    def _note(
+        self, member: Member, status: MemberResultStatus, stored: Update | None, error: str | None = None
+    ) -> None:
+        self._noted[_place(member)] = _entry(member, status, stored, error)
 
-    def _note_missing(self, replica: Replica) -> None:
-        for index in replica.missing:
-            error = (
-                f"member {index} of {replica.slot.members} has no usable ledger; the engine registers anew by itself"
-            )
-            self.results.append(MemberResult(UNKNOWN_GPU, replica.slot.identity.replica, FAILED, None, None, error))
-
-    def finish(self, note: str) -> None:
+    def finish(self, note: str) -> list[str]:
         """Ring the doorbells, leave a record, and confirm that what was written still belongs to the engine.
 
         An engine whose ledger was replaced gives its slots up before it looks at them for the last time, so a slot that
-        is still owned here will be seen by it.
+        is still owned here will be seen by it. Returns sentences on records that could not be left.
         """
         record = _audit_record(self.update, note)
-        for _, member, _ in self._written:
+        unrecorded = []
+        for member, _ in self._written:
             member.ledger.handle.ring(_native.PUBLISHED)
-        for position, member, found in self._written:
+        for member, found in self._written:
             handle = member.ledger.handle
-            handle.audit(replace(record, before=found, instance_name=member.slot.identity.instance_name))
+            try:
+                handle.audit(replace(record, before=found, instance_name=member.slot.identity.instance_name))
+            except OSError as error:
+                unrecorded.append(f"{member.ledger.gpu}: not in the record of publications: {error.strerror}")
             if not (handle.is_owned(member.index, member.slot.incarnation) and member.ledger.is_current()):
-                error = "the engine ended, or its ledger was replaced, while publishing; publish again"
-                self.results[position] = replace(self.results[position], status=FAILED, error=error)
+                error_text = "the engine ended, or its ledger was replaced, while publishing; publish again"
+                self._noted[_place(member)] = _entry(member, MemberResultStatus.FAILED, self.update, error_text)
+        return unrecorded
+
+
+def _place(member: Member) -> tuple[str, int]:
+    return member.ledger.gpu, member.index
+
+
+def _entry(member: Member, status: MemberResultStatus, stored: Update | None, error: str | None = None) -> MemberResult:
+    revision, limit = (stored.revision, stored.limit_tokens) if stored else (None, None)
+    return MemberResult(member.ledger.gpu, member.slot.identity.replica, status, revision, limit, error)
+
+
+def _lost(member: Member) -> MemberResult:
+    slot = member.ledger.handle.read_slot(member.index)
+    return _entry(member, MemberResultStatus.SUPERSEDED, slot.desired if slot else member.slot.desired)
+
+
+def _missing(replica: Replica) -> list[MemberResult]:
+    index_of, members = replica.slot.identity.replica, replica.slot.members
+    return [
+        MemberResult(UNKNOWN_GPU, index_of, MemberResultStatus.FAILED, None, None, _missing_text(index, members))
+        for index in replica.missing
+    ]
+
+
+def _missing_text(index: int, members: int) -> str:
+    return f"member {index} of {members} has no usable ledger here; a file that cannot be used is named in the warnings"
+
+
+def _untouched(
+    replicas: Sequence[Replica], status: MemberResultStatus, error: str | None = None
+) -> Iterator[MemberResult]:
+    """Yield an entry for each member of a publication that wrote nothing: what is stored there."""
+    for replica in replicas:
+        yield from (_entry(member, status, member.slot.desired, error) for member in replica.members)
+        yield from _missing(replica)
 
 
 def _publish_to(replicas: Sequence[Replica], limit_tokens: int, newest: int, *, may_restart: bool) -> _Attempt | None:
@@ -250,12 +213,9 @@ def _publish_to(replicas: Sequence[Replica], limit_tokens: int, newest: int, *, 
     for _ in range(MAX_ATTEMPTS):
         if newest >= MAX_REVISION:
             return None
-        attempt = _Attempt(Update(newest + 1, limit_tokens))
+        attempt = _Attempt(Update(newest + 1, limit_tokens), replicas)
         above = _raise_all(attempt, replicas)
-        if above is None:
-            return attempt
-        if not may_restart:
-            attempt.results = [_lost(member, replica) for replica in replicas for member in replica.members]
+        if above is None or not may_restart:
             return attempt
         newest = max(above, newest)
     return attempt
@@ -269,44 +229,19 @@ def _raise_all(attempt: _Attempt, replicas: Sequence[Replica]) -> int | None:
     return None
 
 
-def _lost(member: Member, replica: Replica) -> MemberResult:
-    slot = member.ledger.handle.read_slot(member.index)
-    stands = slot.desired if slot else member.slot.desired
-    index = replica.slot.identity.replica
-    return MemberResult(member.ledger.gpu, index, SUPERSEDED, stands.revision, stands.limit_tokens, None)
-
-
 def _result(attempt: _Attempt, nothing: PublicationResult, warnings: tuple[str, ...]) -> PublicationResult:
-    statuses = {result.status for result in attempt.results}
-    if SUPERSEDED in statuses:
-        status = SUPERSEDED
-    elif statuses == {PUBLISHED}:
-        status = ACCEPTED
-    elif PUBLISHED in statuses:
-        status = PARTIAL
-    else:
-        status = UNAVAILABLE
-    revision = attempt.update.revision if PUBLISHED in statuses else 0
-    return replace(nothing, status=status, revision=revision, gpus=tuple(attempt.results), warnings=warnings)
+    results = tuple(attempt.results)
+    statuses = {result.status for result in results}
+    revision = attempt.update.revision if MemberResultStatus.PUBLISHED in statuses else 0
+    return replace(nothing, status=_status_of(statuses), revision=revision, gpus=results, warnings=warnings)
 
 
-def advice(replicas: Sequence[Replica], limit_tokens: int) -> list[str]:
-    """Return what a caller would want to know about this limit and these engines."""
-    warnings = []
-    for replica in replicas:
-        identity, report = replica.slot.identity, replica.slot.report
-        name = f"replica {identity.replica}"
-        if report.outcome is Outcome.UNSUPPORTED_ENGINE:
-            warnings.append(f"{name} will not apply it: {report.reason}")
-        if report.outcome is Outcome.REJECTED_PIPELINE_PARALLEL:
-            warnings.append(f"{name} applies nothing while pp_size is {identity.pp_size}")
-        if 0 < limit_tokens < identity.block_tokens:
-            warnings.append(
-                f"{name} keeps one block, {identity.block_tokens} tokens, which is more than {limit_tokens}"
-            )
-        if report.capacity_tokens and limit_tokens > report.capacity_tokens:
-            warnings.append(f"{name} holds {report.capacity_tokens} tokens at most, so this limit bounds nothing")
-    return warnings
+def _status_of(statuses: set[MemberResultStatus]) -> PublicationStatus:
+    if MemberResultStatus.SUPERSEDED in statuses:
+        return PublicationStatus.SUPERSEDED
+    if statuses == {MemberResultStatus.PUBLISHED}:
+        return PublicationStatus.ACCEPTED
+    return PublicationStatus.PARTIAL if MemberResultStatus.PUBLISHED in statuses else PublicationStatus.UNAVAILABLE
 
 
 def _failure(error: OSError) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from kvcached.errors import KvcachedError
 from kvcached.limits import parse_startup_limit
 from kvcached.values import MAX_LIMIT_TOKENS, UNLIMITED
 
@@ -25,7 +26,7 @@ _INSTANCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 _GPU_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
-class SettingsError(ValueError):
+class SettingsError(KvcachedError, ValueError):
     """A setting cannot be used; the message says which, why and what to write instead."""
 
 

@@ -99,7 +99,7 @@ class Snapshot:
         """Why live engines may be here all the same: the directory, or files in it, that could not be looked at."""
         if self.fault is not None and self.fault is not Fault.ABSENT:
             return (self.reason,)
-        hidden = (Fault.FORBIDDEN, Fault.UNKNOWN)
+        hidden = (Fault.FORBIDDEN, Fault.SHORTAGE, Fault.UNKNOWN)
         return tuple(f"{look.path}: {look.reason}" for look in self.files if look.fault in hidden and not look.ledger)
 
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 UNLIMITED = -1
 """The limit that bounds nothing."""
 
@@ -61,6 +65,17 @@ def unpack(word: int) -> Update:
     """Return the pair that a 64-bit ledger word stands for."""
     limit = word & 0xFFFFFFFF
     return Update(word >> 32, limit - 2**32 if limit >= 2**31 else limit)
+
+
+def incarnation_text(incarnations: Iterable[int]) -> str:
+    """Return what tells an instance, or one replica, from its successors: 16 hex digits, others after a restart.
+
+    An instance of several replicas has all of theirs in it, so that it changes with any of them.
+    """
+    combined = 0
+    for incarnation in incarnations:
+        combined ^= incarnation
+    return f"{combined:016x}"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from kvcached.advisor.curve import limit_for, value_at
 from kvcached.advisor.page import STOPPED, PageError
 from kvcached.advisor.page_file import read_page
-from kvcached.limits import format_limit
 from kvcached.control.text import printable
 from kvcached.ledger import LedgerDirectory
+from kvcached.limits import format_limit
 from kvcached.registration import SlotPlace
 from kvcached.replicas import find_conflict, find_replicas
 

@@ -8,10 +8,10 @@ import sys
 from kvcached.control import exits
 from kvcached.control.board import look_of
 from kvcached.control.forecast import forecast
-from kvcached.limits import format_limit
 from kvcached.control.table import Cell, Table
 from kvcached.control.targets import is_pattern
 from kvcached.control.text import ACTIVE, BUSY, FAINT, IDLE, STRONG, count, limit_text
+from kvcached.limits import format_limit
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:

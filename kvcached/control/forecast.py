@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcached.addressees import Obstacle, look_up, warnings_for
 from kvcached.elsewhere import elsewhere
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
-from kvcached.publication import Obstacle, advice, look_up
 from kvcached.values import Outcome
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -85,7 +85,7 @@ def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, if_revision
         limit_tokens,
         found.newest + 1,
         tuple(_forecast_replica(replica, limit_tokens) for replica in replicas),
-        (*advice(replicas, limit_tokens), *found.refused),
+        (*warnings_for(replicas, limit_tokens), *found.refused),
     )
 
 

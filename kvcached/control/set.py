@@ -8,11 +8,11 @@ import time
 from contextlib import nullcontext
 
 from kvcached.control import exits
-from kvcached.limits import format_limit, parse_limit
 from kvcached.control.options import add_json, add_ledger_dir, note, seconds, share
 from kvcached.control.targets import ANY, check_name_or_pattern, is_pattern, matching_instances
 from kvcached.elsewhere import elsewhere
 from kvcached.ledger import LedgerDirectoryError
+from kvcached.limits import format_limit, parse_limit
 from kvcached.publication import publish
 from kvcached.settings import SettingsError, choose_ledger_dir
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from kvcached.control.progress import Shrinking
-    from kvcached.publication import MemberResult, PublicationResult
+    from kvcached.results import MemberResult, PublicationResult
 
 DEFAULT_WAIT_S = 60.0
 

@@ -14,13 +14,16 @@ import kvcached
 
 PACKAGE = Path(kvcached.__file__).parent
 ALLOWED = {
+    "errors": set(),
     "values": set(),
+    "results": set(),
     "limits": {"values"},
-    "settings": {"limits", "values"},
+    "arguments": {"values"},
+    "settings": {"errors", "limits", "values"},
     "policy": {"values"},
-    "_native": {"values", "_declarations"},
+    "_native": {"errors", "values", "_declarations"},
     "ownership": set(),
-    "ledger": {"_native", "ownership", "settings"},
+    "ledger": {"_native", "errors", "ownership", "settings"},
     "registration": {"_native", "ledger", "settings", "values"},
     "subscription": {"_native", "registration", "values"},
     "replicas": {"_native", "ledger", "settings"},
@@ -35,7 +38,8 @@ ALLOWED = {
     "advisor/page": set(),
     "advisor/page_file": {"advisor.page", "ledger", "registration"},
     "advisor/observer": {"advisor.estimator", "advisor.page", "advisor.page_file", "ledger", "registration"},
-    "publication": {"_native", "elsewhere", "ledger", "replicas", "values"},
+    "addressees": {"elsewhere", "ledger", "replicas", "results", "snapshot", "values"},
+    "publication": {"_native", "addressees", "elsewhere", "ledger", "replicas", "results", "values"},
 }
 
 
@@ -75,9 +79,10 @@ def test_nothing_imports_engines_or_rig() -> None:
 
 def test_engine_side_does_not_know_the_control_side() -> None:
     """What runs inside an engine imports nothing of publication, instances or the command line."""
+    control_side = {"addressees", "arguments", "control", "instances", "publication", "results"}
     for path in modules():
         if path.relative_to(PACKAGE).parts[0] in {"engines", "rig"}:
-            assert not {name.split(".")[0] for name in imported(path)} & {"control", "publication", "instances"}, path
+            assert not {name.split(".")[0] for name in imported(path)} & control_side, path
 
 
 def test_only_the_binding_knows_cffi() -> None:
@@ -97,7 +102,8 @@ def test_no_class_inside_a_function() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["kvcached", "kvcached.control", "kvcached.control.__main__", "kvcached.subscription"]
+    "module",
+    ["kvcached", "kvcached.control", "kvcached.control.api", "kvcached.control.program", "kvcached.subscription"],
 )
 def test_light_imports(module: str) -> None:
     """Importing the door loads neither torch nor an engine, no C parser and no table library."""
@@ -107,7 +113,7 @@ def test_light_imports(module: str) -> None:
     assert result.stdout.split() == []
 
 
-@pytest.mark.parametrize("module", ["kvcached.control.__main__"])
+@pytest.mark.parametrize("module", ["kvcached.control.__main__", "kvcached.control.program"])
 def test_command_line_starts_without_slow_modules(module: str) -> None:
     """The command line imports no module that costs its start milliseconds without being needed."""
     slow = {

@@ -14,11 +14,12 @@ import pytest
 from support.toys import ToyCache, settle
 from support.workers import publish_many
 
+from kvcached.addressees import Addressees, look_up
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
 from kvcached.control.waiting import wait_until_applied
 from kvcached.ledger import LedgerDirectory
 from kvcached.policy import RetentionPolicy
-from kvcached.publication import UNKNOWN_GPU, Addressees, _publish_to, look_up, publish
+from kvcached.publication import UNKNOWN_GPU, _publish_to, publish
 from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Outcome, Update
 
 if TYPE_CHECKING:
@@ -79,7 +80,10 @@ def test_result_is_frozen_and_json_ready(ledger_dir: Path, subscribe: Subscribe)
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.gpus[0].status = "failed"  # type: ignore[misc]
     fields = json.loads(json.dumps(result.to_dict()))
-    assert set(fields) == {"status", "instance_name", "limit_tokens", "revision", "accepted", "gpus", "warnings"}
+    assert set(fields) == {
+        "status", "instance_name", "limit_tokens", "revision", "accepted", "unchanged", "incarnation", "gpus",
+        "warnings",
+    }  # fmt: skip
     assert set(fields["gpus"][0]) == {"gpu", "replica", "status", "revision", "limit_tokens", "error"}
 
 

@@ -155,7 +155,7 @@ def test_absent_and_unreadable_directories_differ(tmp_path: Path, ledger_dir: Pa
         snapshot = take_snapshot(str(ledger_dir))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert snapshot.fault is Fault.UNKNOWN
+    assert snapshot.fault is Fault.SHORTAGE
     assert os.strerror(errno.EMFILE) in snapshot.reason
     assert snapshot.unseen == (snapshot.reason,)
 

@@ -1,0 +1,145 @@
+"""The Python functions of the control side."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from kvcached.arguments import check_incarnation, check_limit, check_note, check_revision, check_wait
+from kvcached.publication import publish
+from kvcached.settings import check_instance_name, choose_ledger_dir
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    import os
+    import threading
+
+    from kvcached.instances import InstanceStatus
+    from kvcached.results import PublicationResult
+
+
+def set_prefix_cache_retention_limit(
+    limit_tokens: int,
+    *,
+    instance_name: str,
+    ledger_dir: str | os.PathLike[str] | None = None,
+    if_revision: int | None = None,
+    if_incarnation: str | None = None,
+    if_different: bool = False,
+    wait: float | None = None,
+    stop: threading.Event | None = None,
+    note: str = "",
+) -> PublicationResult:
+    """Publish how many idle prefix-cache tokens the engines of an instance may retain.
+
+    May be called from any thread of any process that may write the ledger directory; it blocks only with ``wait``.
+
+    What to know:
+
+    * The limit is stored before eviction is tried, so an exception during eviction does not roll it back.
+    * The update is process-local in the engine and is gone with it: a restarted engine begins with
+      ``KVCACHED_MAX_CACHED_TOKENS`` again.
+    * Active and locked KV is never touched.
+    * Acceptance is not completion: ``accepted`` means that the limit is stored for every member, not that anything was
+      evicted, nor that physical GPU memory was returned. Use ``wait``, or read :func:`get_instances`.
+    * SGLang applies nothing while ``pp_size > 1``.
+    * Only logical retention is changed.
+
+    Args:
+        limit_tokens: Idle tokens that each replica may retain: -1 unlimited, 0 none, N at most N.
+        instance_name: The name the operator gave the engine (``KVCACHED_INSTANCE_NAME``).
+        ledger_dir: The ledger directory; default ``KVCACHED_LEDGER_DIR``, else ``/dev/shm/kvcached-<uid>``.
+        if_revision: Publish only if the instance's highest revision is exactly this one.
+        if_incarnation: Publish only if the instance is still the one of this incarnation (16 hex digits, from
+            ``InstanceStatus.incarnation`` or an earlier result). Revisions begin anew after a restart, so give both.
+        if_different: Publish nothing if this limit is desired everywhere already; the result is then accepted and
+            ``unchanged``.
+        wait: Seconds, up to 1e9, to wait until every replica reports the limit applied and holds no more idle tokens
+            than it.
+        stop: Set this event from another thread to end the wait within a quarter of a second.
+        note: Why, in one line of at most 55 bytes, for the record of publications.
+
+    Returns:
+        The result. Whatever the outside world does wrong is in it and is not raised.
+
+    Raises:
+        TypeError: an argument of another type: ``limit_tokens`` takes no bool, float, str or None.
+        ValueError: a limit below -1 or above 2147483647, a malformed instance name, ledger directory, incarnation, wait
+            or note. Nothing was written then.
+
+    """
+    check_limit(limit_tokens)
+    check_instance_name(instance_name)
+    check_note(note)
+    if if_revision is not None:
+        check_revision(if_revision)
+    if if_incarnation is not None:
+        check_incarnation(if_incarnation)
+    seconds = None if wait is None else check_wait(wait)
+    directory = choose_ledger_dir(ledger_dir)
+    started = time.monotonic()
+    result = publish(
+        limit_tokens,
+        instance_name,
+        directory,
+        if_revision=if_revision,
+        if_incarnation=if_incarnation,
+        if_different=if_different,
+        note=note,
+    )
+    return result if seconds is None else _wait(result, directory, seconds, started, stop)
+
+
+def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[InstanceStatus, ...]:
+    """Read the state of all live instances of a ledger directory, and change nothing.
+
+    May be called from any thread of any process that may read the directory. An empty tuple means that nobody is there.
+
+    Raises:
+        LedgerDirectoryError: the directory does not exist or could not be looked at, with the reason.
+        NativeLibraryError: the native library is missing or does not fit.
+        ValueError: a malformed directory.
+
+    """
+    from kvcached import instances  # noqa: PLC0415 - publishing does without it
+
+    return instances.get_instances(ledger_dir)
+
+
+def _wait(
+    result: PublicationResult, directory: str, seconds: float, started: float, stop: threading.Event | None
+) -> PublicationResult:
+    if not result.accepted:
+        return result
+    from kvcached.control.waiting import wait_until_applied  # noqa: PLC0415 - only who waits pays for its import
+
+    try:
+        return wait_until_applied(result, directory, seconds, _watch(stop), since=started)
+    except _StoppedError:
+        return stopped_waiting(result, started)
+
+
+def stopped_waiting(result: PublicationResult, started: float) -> PublicationResult:
+    """Return an accepted result whose wait was stopped before its end; ``started`` is a ``time.monotonic()``."""
+    warning = f"the wait was stopped; r{result.revision} is published, and the engine will still apply it"
+    waited_s = round(time.monotonic() - started, 6)
+    return replace(result, applied=False, waited_s=waited_s, warnings=(*result.warnings, warning))
+
+
+class _StoppedError(Exception):
+    """The caller wants to wait no longer."""
+
+
+class _Stopper:
+    """Ends a wait from its progress reports, which come at least four times a second."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def __call__(self, _progress: object) -> None:
+        if self._stop.is_set():
+            raise _StoppedError
+
+
+def _watch(stop: threading.Event | None) -> _Stopper | None:
+    return None if stop is None else _Stopper(stop)
