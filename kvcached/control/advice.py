@@ -10,10 +10,12 @@ from kvcached.advisor.curve import limit_for, value_at
 from kvcached.advisor.page import STOPPED, PageError
 from kvcached.advisor.page_file import read_page
 from kvcached.control.text import printable
+from kvcached.elsewhere import nobody
 from kvcached.ledger import LedgerDirectory
 from kvcached.limits import format_limit
 from kvcached.registration import SlotPlace
-from kvcached.replicas import find_conflict, find_replicas
+from kvcached.replicas import find_conflict
+from kvcached.snapshot import look_at
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -142,13 +144,11 @@ def advise_instance(instance_name: str, ledger_dir: str, goal: Goal, window: str
     Raises :class:`NoInstanceError`, :class:`LedgerDirectoryError` or :class:`NativeLibraryError`.
     """
     with LedgerDirectory(ledger_dir, writable=False) as directory:
-        replicas = find_replicas(directory.open_all(), instance_name)
-        if not replicas:
-            message = f"no live instance {instance_name!r} in {ledger_dir}"
-            raise NoInstanceError(message)
-        conflict = find_conflict(replicas)
-        if conflict is not None:
-            raise NoInstanceError(conflict)
+        snapshot = look_at(directory)
+        replicas = snapshot.of(instance_name).replicas
+        problem = find_conflict(replicas) if replicas else nobody(snapshot, instance_name)
+        if problem:
+            raise NoInstanceError(problem)
         return tuple(_advise_replica(directory, replica, goal, window) for replica in replicas)
 
 

@@ -42,7 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="seconds between samples of the small curve and looks for new engines (default 1)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line and change")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, endless=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
