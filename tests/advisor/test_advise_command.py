@@ -113,6 +113,7 @@ def test_advice_is_refused_with_a_reason(
     assert replica["advised_limit_tokens"] is None
     assert reason in replica["refused"]
     assert reason in result.stderr
+    assert "at the same moment" not in result.stderr
     assert reason in control.run("advise", *options).stderr
 
 
