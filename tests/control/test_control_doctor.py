@@ -284,7 +284,7 @@ def test_engine_without_plugin(control: Control, tmp_path: Path) -> None:
     )
     for environment, reason in reasons:
         with stub_server(tmp_path, **environment) as server:
-            found = problems(control)
+            found = problems(control, "--pid", str(server.pid))
             assert named(found, f"pid {server.pid}", "sglang.launch_server", "runs without a slot", reason)
 
 
