@@ -10,7 +10,7 @@ from importlib import import_module
 from kvcached import __version__
 from kvcached.control import exits
 from kvcached.control.streams import standard_streams
-from kvcached.control.text import DEFAULT_WIDTH, complain, width_of
+from kvcached.control.text import DEFAULT_WIDTH, complain, printable, width_of
 from kvcached.errors import KvcachedError
 from kvcached.settings import SettingsError
 
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with the usage exit code."""
-        self.exit(exits.USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(exits.USAGE, f"{self.prog}: {printable(message)}; see {self.prog} --help\n")
 
 
 def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:

@@ -11,7 +11,7 @@ from kvcached.control import exits, options
 from kvcached.control.api import stopped_waiting
 from kvcached.control.signals import code_of, raising_signals
 from kvcached.control.targets import ANY, check_name_or_pattern, is_pattern
-from kvcached.control.text import complain
+from kvcached.control.text import complain, say
 from kvcached.limits import format_limit
 from kvcached.publication import publish
 from kvcached.settings import SettingsError, choose_ledger_dir
@@ -252,9 +252,9 @@ def _print_result(result: PublicationResult, directory: str) -> None:
     unchanged = "unchanged, " if result.unchanged else ""
     if result.applied:
         after = f"after {result.waited_s:.3f} s"
-        print(f"{unchanged}applied r{result.revision}: {limit}, by all replicas of {name} {after}")
+        say(f"{unchanged}applied r{result.revision}: {limit}, by all replicas of {name} {after}")
     elif result.accepted:
-        print(f"{unchanged}accepted r{result.revision}: {limit}, in {len(result.gpus)} member(s) of {name}")
+        say(f"{unchanged}accepted r{result.revision}: {limit}, in {len(result.gpus)} member(s) of {name}")
     problems = _problems(result, f"{result.status}: {limit} for {name}")
     if problems:
         complain("; ".join(problems))
