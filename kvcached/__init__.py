@@ -1,4 +1,6 @@
 """Run-time control of how many idle prefix-cache tokens a running LLM engine keeps.
 
-The operator's door is :mod:`kvcached.control`; importing this package imports nothing else.
+Operators use :mod:`kvcached.control`; importing this package imports nothing else.
 """
+
+__version__ = "0.1.0"

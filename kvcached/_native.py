@@ -116,13 +116,12 @@ class _Library:
         try:
             from kvcached._declarations import ffi  # noqa: PLC0415 - on first use, so that `doctor` can report it
         except ImportError as error:
-            message = f"kvcached was not built ({error}); install it with pip, which compiles the native library"
-            raise NativeLibraryError(message) from error
+            raise NativeLibraryError(_not_built(error)) from error
         self.ffi: Any = ffi
         try:
             self.lib: Any = ffi.dlopen(LIBRARY_PATH)
         except OSError as error:
-            message = f"native library {LIBRARY_PATH} does not load on this platform: {error}; reinstall kvcached here"
+            message = f"native library {LIBRARY_PATH} does not load here: {error}; reinstall kvcached-control"
             raise NativeLibraryError(message) from error
         self._check_fit()
 
@@ -130,8 +129,21 @@ class _Library:
         names = ("file", "identity", "report", "slot", "audit")
         sizes = [self.ffi.sizeof(f"struct kvl_{name}") for name in names]
         if self.lib.kvl_check_abi(self.lib.KVL_ABI, *sizes) != 0:
-            message = f"native library {LIBRARY_PATH} is of another version than this package; reinstall kvcached"
+            message = (
+                f"native library {LIBRARY_PATH} is of another version than this package; reinstall kvcached-control"
+            )
             raise NativeLibraryError(message)
+
+
+def _not_built(error: ImportError) -> str:
+    """Say what to do where the generated declarations are missing; a source checkout is the usual place."""
+    root = os.path.dirname(os.path.dirname(LIBRARY_PATH))
+    if os.path.exists(os.path.join(root, "setup.py")):
+        return (
+            f"{root} is a source checkout in which nothing was built, and hides an installed package: "
+            f"run from another folder, or build it in place with pip install -e {root}"
+        )
+    return f"the native part of kvcached-control was not built ({error}); install it with pip, which compiles it"
 
 
 _library: _Library | None = None

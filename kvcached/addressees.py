@@ -33,8 +33,10 @@ class Addressees:
         return incarnation_text(replica.slot.incarnation for replica in self.replicas)
 
     def desire(self, limit_tokens: int) -> bool:
-        """Return whether all members of all replicas are there and are told this limit already."""
-        return all(_is_told(replica, limit_tokens) for replica in self.replicas)
+        """Return whether all members of all replicas are there and are told this limit already, by one publication."""
+        told = {member.slot.desired for replica in self.replicas for member in replica.members}
+        missing = any(replica.missing for replica in self.replicas)
+        return not missing and len(told) == 1 and told.pop().limit_tokens == limit_tokens
 
 
 class Obstacle:
@@ -87,11 +89,6 @@ def _unmet(found: Addressees, if_revision: int | None, if_incarnation: str | Non
     if if_revision is not None and found.newest != if_revision:
         return f"the instance's highest revision is {found.newest}, not {if_revision}"
     return ""
-
-
-def _is_told(replica: Replica, limit_tokens: int) -> bool:
-    told = {member.slot.desired for member in replica.members}
-    return not replica.missing and len(told) == 1 and told.pop().limit_tokens == limit_tokens
 
 
 def warnings_for(replicas: Sequence[Replica], limit_tokens: int) -> list[str]:

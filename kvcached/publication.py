@@ -8,7 +8,6 @@ revision belong to this limit.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from kvcached import _native
 from kvcached.addressees import Addressees, Obstacle, look_up, warnings_for
 from kvcached.elsewhere import elsewhere
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
+from kvcached.program import program_name
 from kvcached.results import MemberResult, MemberResultStatus, PublicationResult, PublicationStatus, Rejection
 from kvcached.values import MAX_REVISION, UNLIMITED, Update, incarnation_text
 
@@ -285,8 +285,5 @@ def _failure(error: OSError) -> str:
 
 
 def _audit_record(update: Update, instance_name: str, note: str) -> _native.AuditRecord:
-    program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-    if program == "__main__.py":
-        program = "kvcached-control"
-    nobody = Update(0, UNLIMITED)
-    return _native.AuditRecord(time.time_ns(), nobody, update, os.getuid(), os.getpid(), instance_name, program, note)
+    nobody, user, process = Update(0, UNLIMITED), os.getuid(), os.getpid()
+    return _native.AuditRecord(time.time_ns(), nobody, update, user, process, instance_name, program_name(), note)

@@ -22,7 +22,7 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* One publication: open every ledger, find the live slot, raise, ring, record, confirm, close. */
+/* One publication: open every ledger, find the live slot, raise with a record, ring, confirm, close. */
 static void publish(const char *directory, unsigned members)
 {
     kvl_ledger *ledgers[MAX_MEMBERS];
@@ -38,22 +38,23 @@ static void publish(const char *directory, unsigned members)
             exit(1);
         }
         for (uint32_t slot = 0; slot < KVL_SLOTS; slot++) {
-            if (kvl_read_slot(ledgers[i], slot, &slots[i]) == 1) {
+            if (kvl_read_slot(ledgers[i], slot, &slots[i]) == KVL_ALIVE) {
                 indices[i] = slot;
             }
         }
         newest = slots[i].desired >> 32 > newest ? slots[i].desired >> 32 : newest;
     }
-    struct kvl_audit record = {.after = (newest + 1) << 32, .program = "bench"};
+    struct kvl_audit record = {.program = "bench"};
+    uint64_t found;
     for (unsigned i = 0; i < members; i++) {
-        if (kvl_raise(ledgers[i], indices[i], slots[i].incarnation, record.after, &record.before) != KVL_RAISED) {
+        uint64_t word = (newest + 1) << 32;
+        if (kvl_raise(ledgers[i], indices[i], slots[i].incarnation, word, &record, &found) != KVL_RAISED) {
             exit(2);
         }
     }
     for (unsigned i = 0; i < members; i++) {
         kvl_ring(ledgers[i], KVL_PUBLISHED);
-        kvl_audit_write(ledgers[i], &record);
-        if (!kvl_is_owned(ledgers[i], indices[i], slots[i].incarnation)) {
+        if (kvl_is_owned(ledgers[i], indices[i], slots[i].incarnation) != 1) {
             exit(3);
         }
         kvl_close(ledgers[i]);

@@ -10,10 +10,12 @@ from kvcached.advisor.curve import limit_for, value_at
 from kvcached.advisor.page import STOPPED, PageError
 from kvcached.advisor.page_file import read_page
 from kvcached.control.text import printable
+from kvcached.elsewhere import nobody
 from kvcached.ledger import LedgerDirectory
 from kvcached.limits import format_limit
 from kvcached.registration import SlotPlace
-from kvcached.replicas import find_conflict, find_replicas
+from kvcached.replicas import find_conflict
+from kvcached.snapshot import look_at
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ CHANGE = 0.05
 
 LEAST_REQUESTS = 100
 """Below how many requests nothing is advised."""
+
+MOSTLY = 0.5
+"""Which part of what is missing has to be hits on blocks in use before arrivals at the same moment are the cause."""
 
 WARM = 3
 """How many times the advised limit should have been seen in prompt tokens."""
@@ -65,6 +70,7 @@ class Curve:
     """One window of a page as rates. ``values[0]`` is the rate at limit 0, ``values[i]`` that at ``limits[i-1]``.
 
     ``model_error`` is the measured rate less the model's at the limits that were in force; it is added to all values.
+    ``model_in_use`` is what the model hits on blocks that other requests use, without that addition.
     ``room_tokens`` is what requests leave of the pool on average: a limit above it is as good as this one.
     """
 
@@ -73,6 +79,7 @@ class Curve:
     measured: float
     model_error: float
     room_tokens: int
+    model_in_use: float
 
     def at(self, limit: float) -> float:
         """Return the rate at a limit in this pool."""
@@ -142,13 +149,11 @@ def advise_instance(instance_name: str, ledger_dir: str, goal: Goal, window: str
     Raises :class:`NoInstanceError`, :class:`LedgerDirectoryError` or :class:`NativeLibraryError`.
     """
     with LedgerDirectory(ledger_dir, writable=False) as directory:
-        replicas = find_replicas(directory.open_all(), instance_name)
-        if not replicas:
-            message = f"no live instance {instance_name!r} in {ledger_dir}"
-            raise NoInstanceError(message)
-        conflict = find_conflict(replicas)
-        if conflict is not None:
-            raise NoInstanceError(conflict)
+        snapshot = look_at(directory)
+        replicas = snapshot.of(instance_name).replicas
+        problem = find_conflict(replicas) if replicas else nobody(snapshot, instance_name)
+        if problem:
+            raise NoInstanceError(problem)
         return tuple(_advise_replica(directory, replica, goal, window) for replica in replicas)
 
 
@@ -200,7 +205,8 @@ def curve_of(page: Page, window: PageWindow) -> Curve:
     sums = [total := total + bucket for bucket in window.buckets]
     values = tuple(min(1.0, max(0.0, tokens / window.prompt + error)) for tokens in sums)
     room = max(0, page.capacity_tokens - round(page.in_use_mean))
-    return Curve(page.limits, values, min(1.0, window.hit / window.prompt), error, room)
+    measured = min(1.0, window.hit / window.prompt)
+    return Curve(page.limits, values, measured, error, room, window.buckets[0] / window.prompt)
 
 
 def _choose(seen: Advice, curve: Curve, goal: Goal, block_tokens: int) -> Advice:
@@ -243,7 +249,7 @@ def _refusal(seen: Advice, curve: Curve, goal: Goal) -> str | None:
     if abs(curve.model_error) > DISAGREEMENT:
         return (
             f"model and engine disagree at the limit in force: {curve.measured - curve.model_error:.3f} expected, "
-            f"{curve.measured:.3f} measured"
+            f"{curve.measured:.3f} measured{_why_less(curve)}"
         )
     if wanted > attainable:
         return f"{goal.describe()} is not to be had: this traffic allows {attainable:.3f}"
@@ -253,6 +259,20 @@ def _refusal(seen: Advice, curve: Curve, goal: Goal) -> str | None:
             f"that takes no idle cache, and any limit keeps it; ask for more"
         )
     return None
+
+
+def _why_less(curve: Curve) -> str:
+    """Say so where hits on blocks in use, which the model counts and the engine missed, can be what is missing.
+
+    The model sees a prompt's blocks from the moment a request begins, an engine only once they are computed: of
+    requests with equal prompts that arrive together it computes each.
+    """
+    if curve.model_error >= 0 or curve.model_in_use < -curve.model_error * MOSTLY:
+        return ""
+    return (
+        "; requests with equal prompts that arrive at the same moment explain it: they cannot hit each other "
+        "(a replayed trace needs its arrival times; the rig: --speed)"
+    )
 
 
 def _warned(advice: Advice, text: str) -> Advice:

@@ -9,11 +9,11 @@ from kvcached.control import exits
 from kvcached.control.advice import WINDOWS, Advice, Goal, NoInstanceError, advise_instance, limit_phrase
 from kvcached.control.curve_text import curve_lines
 from kvcached.control.options import add_json, add_ledger_dir, instance_name, share
-from kvcached.control.targets import instance_names
-from kvcached.control.text import BAD, BUSY, FAINT, STRONG, limit_text, styled, wants_colour, width_of
-from kvcached.elsewhere import elsewhere
-from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
+from kvcached.control.text import BAD, BUSY, FAINT, STRONG, complain, limit_text, styled, wants_colour, width_of
+from kvcached.elsewhere import nobody
+from kvcached.ledger import LedgerDirectoryError
 from kvcached.settings import choose_ledger_dir
+from kvcached.snapshot import take_snapshot
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         name = arguments.instance or _only_instance(directory)
         advices = advise_instance(name, directory, goal, arguments.window)
     except (NoInstanceError, LedgerDirectoryError) as error:
-        print(f"kvcached-control: unavailable: {error}{elsewhere(directory)}", file=sys.stderr)
+        complain(f"unavailable: {error}")
         return exits.UNAVAILABLE
     if arguments.json:
         print(json.dumps({"instance": name, "replicas": [advice.to_dict() for advice in advices]}))
@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         for advice in advices:
             _print(name, advice, goal, alone=len(advices) == 1, plot=not arguments.plot)
     for advice in advices:
-        if advice.refused:
-            print(f"kvcached-control: no advice for replica {advice.replica}: {advice.refused}", file=sys.stderr)
+        if advice.refused and (arguments.json or not sys.stdout.isatty()):  # on a terminal it was said just above
+            complain(f"no advice for replica {advice.replica}: {advice.refused}")
     code = exits.PROBLEM if any(advice.refused for advice in advices) else exits.OK
     return max(code, _draw(arguments.plot, name, advices)) if arguments.plot else code
 
@@ -81,12 +81,11 @@ def goal_of(of_max: float | None, target: float | None) -> Goal:
 
 
 def _only_instance(directory: str) -> str:
-    with LedgerDirectory(directory, writable=False) as opened:
-        names = instance_names(opened.open_all())
+    snapshot = take_snapshot(directory)
+    names = snapshot.names
     if len(names) != 1:
-        found = f"there are {', '.join(names)}; name one with --instance" if names else "there is no live instance"
-        message = f"{found} in {directory}"
-        raise NoInstanceError(message)
+        several = f"there are {', '.join(names)} in {directory}; name one with --instance"
+        raise NoInstanceError(several if names else nobody(snapshot))
     return names[0]
 
 
@@ -120,7 +119,11 @@ def _draw(path: str, name: str, advices: Sequence[Advice]) -> int:
     try:
         from kvcached.control.curve_picture import draw_curves  # noqa: PLC0415 - loads matplotlib
     except ImportError as error:
-        print(f"kvcached-control: --plot needs matplotlib ({error}); pip install 'kvcached[demo]'", file=sys.stderr)
+        complain(f"--plot needs matplotlib ({error}); pip install matplotlib")
         return exits.PROBLEM
-    draw_curves(path, name, advices)
+    try:
+        draw_curves(path, name, advices)
+    except (OSError, ValueError) as error:  # as for a kind of picture that it does not know
+        complain(f"--plot: the curve cannot be drawn into {path}: {error}")
+        return exits.PROBLEM
     return exits.OK

@@ -1,16 +1,16 @@
-"""``kvcached-control set --of-max``: the limit comes from the advisor, is shown, and stands in the record."""
+"""``kvcached-control set --of-max``: the limit comes from the advisor, is shown, and is in the record."""
 
 from __future__ import annotations
 
 import json
-import sys
 
+from kvcached.arguments import MAX_NOTE_BYTES
 from kvcached.control import exits
 from kvcached.control.advice import Goal, NoInstanceError, advise_instance, limit_phrase
-from kvcached.control.options import MAX_NOTE_BYTES
 from kvcached.control.targets import is_pattern
-from kvcached.elsewhere import elsewhere
+from kvcached.control.text import complain
 from kvcached.ledger import LedgerDirectoryError
+from kvcached.results import PublicationResult, PublicationStatus
 from kvcached.settings import SettingsError
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -30,7 +30,7 @@ def take_advice(arguments: argparse.Namespace, directory: str) -> int | None:
     try:
         advices = advise_instance(arguments.instance, directory, goal)
     except (NoInstanceError, LedgerDirectoryError) as error:
-        return _refuse(arguments, f"{error}{elsewhere(directory)}")
+        return _refuse(arguments, str(error))
     refusals = [f"no advice for replica {advice.replica}: {advice.refused}" for advice in advices if advice.refused]
     if refusals:
         return _refuse(arguments, "; ".join(refusals))
@@ -42,21 +42,13 @@ def take_advice(arguments: argparse.Namespace, directory: str) -> int | None:
     if not arguments.json:
         print(f"advised: {limit_phrase(chosen)} for {chosen.wanted:.3f}, {goal.describe()}")
         for warning in chosen.warnings:
-            print(f"kvcached-control: {warning}", file=sys.stderr)
+            complain(warning)
     return None
 
 
 def _refuse(arguments: argparse.Namespace, reason: str) -> int:
     if arguments.json:
-        fields = {
-            "status": "unavailable",
-            "instance_name": arguments.instance,
-            "limit_tokens": None,
-            "revision": 0,
-            "accepted": False,
-            "gpus": [],
-            "warnings": [reason],
-        }
-        print(json.dumps(fields))
-    print(f"kvcached-control: unavailable: {reason}; nothing was published", file=sys.stderr)
+        nothing = PublicationResult(PublicationStatus.UNAVAILABLE, arguments.instance, 0, 0, warnings=(reason,))
+        print(json.dumps({**nothing.to_dict(), "limit_tokens": None}))
+    complain(f"unavailable: {reason}; nothing was published")
     return exits.UNAVAILABLE

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         complain(f"scripts are made by the package shtab ({error}); pip install shtab")
         return exits.PROBLEM
-    from kvcached.control.__main__ import build_parser  # noqa: PLC0415 - it imports this module
+    from kvcached.control.program import build_parser  # noqa: PLC0415 - it imports this module
 
     parser = build_parser()
     for action in _actions(parser):

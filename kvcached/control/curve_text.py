@@ -82,8 +82,12 @@ def _axis(scale: _Scale) -> list[str]:
 
 
 def short(tokens: float) -> str:
-    """Return 1234567 as 1.2m."""
+    """Return 1234567 as 1.23m, in the unit that keeps three digits."""
     for size, unit in _UNITS:
-        if tokens >= size:
+        if tokens / size >= _ROUNDS_UP:
             return f"{tokens / size:.3g}{unit}"
     return f"{tokens:.0f}"
+
+
+_ROUNDS_UP = 0.9995
+"""From where on the next smaller unit would show 1000."""

@@ -58,12 +58,12 @@ def _examine(path: str, arguments: argparse.Namespace) -> Iterator[Finding]:
     from kvcached.control.diagnosis.engines import check_engines  # noqa: PLC0415
     from kvcached.control.diagnosis.finding import PROBLEM  # noqa: PLC0415
     from kvcached.control.diagnosis.ledgers import check_ledgers  # noqa: PLC0415
-    from kvcached.control.diagnosis.library import check_library  # noqa: PLC0415
+    from kvcached.control.diagnosis.library import KERNEL, check_library  # noqa: PLC0415
     from kvcached.control.diagnosis.plugins import check_plugins  # noqa: PLC0415
 
     usable = True
     for finding in check_library():
-        usable = usable and finding.level != PROBLEM
+        usable = usable and (finding.level != PROBLEM or finding.subject == KERNEL)  # files can be read all the same
         yield finding
     yield from check_directory(path, named=arguments.ledger_dir is not None)
     if usable:
@@ -78,8 +78,8 @@ def _print(finding: Finding) -> None:
     colour = text.wants_colour(sys.stdout)
     style = {"ok": text.GOOD, "note": text.FAINT}.get(finding.level, text.BAD)
     level = text.styled(finding.level.ljust(_LEVEL_WIDTH), style, colour=colour)
-    subject = text.styled(finding.subject.ljust(_SUBJECT_WIDTH), text.STRONG, colour=colour)
-    said = f"{finding.text}; {finding.remedy}" if finding.remedy else finding.text
+    subject = text.styled(text.printable(finding.subject).ljust(_SUBJECT_WIDTH), text.STRONG, colour=colour)
+    said = text.printable(f"{finding.text}; {finding.remedy}" if finding.remedy else finding.text)
     width = text.width_of(sys.stdout)
     indent = _LEVEL_WIDTH + _SUBJECT_WIDTH + 4
     print(f"{level}  {subject}  {_fold(said, width, indent)}", flush=True)

@@ -7,10 +7,10 @@ import sys
 
 from kvcached.control import exits
 from kvcached.control.board import look_of
-from kvcached.control.forecast import forecast
+from kvcached.control.forecast import Conditions, forecast
 from kvcached.control.table import Cell, Table
 from kvcached.control.targets import is_pattern
-from kvcached.control.text import ACTIVE, BUSY, FAINT, IDLE, STRONG, count, limit_text
+from kvcached.control.text import ACTIVE, BUSY, FAINT, IDLE, STRONG, complain, count, limit_text
 from kvcached.limits import format_limit
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -25,7 +25,8 @@ _HEADINGS = ("INSTANCE", "KEEPS", "IDLE", "EVICTS NOW", "ACTIVE", "LATER UP TO")
 
 def run_dry(arguments: argparse.Namespace, names: Sequence[str], directory: str) -> int:
     """Print the forecasts; the exit code that publishing would most likely end with."""
-    forecasts = [forecast(arguments.limit, name, directory, arguments.if_revision) for name in names]
+    conditions = Conditions(arguments.if_revision, arguments.if_incarnation, different=arguments.if_different)
+    forecasts = [forecast(arguments.limit, name, directory, conditions) for name in names]
     if arguments.json:
         whole = {"results": [entry.to_dict() for entry in forecasts]}
         print(json.dumps(whole if is_pattern(arguments.instance) else forecasts[0].to_dict()))
@@ -51,7 +52,9 @@ def _print(forecasts: Sequence[Forecast]) -> None:
                 Cell(count(replica.evict_later_tokens)),
             )
     if possible:
-        print(f"{format_limit(forecasts[0].limit_tokens)} would be published; nothing was written")
+        unchanged = all(entry.unchanged for entry in possible)
+        said = "is desired already, and nothing would be published" if unchanged else "would be published"
+        print(f"{format_limit(forecasts[0].limit_tokens)} {said}; nothing was written")
         print("\n".join(table.lines(look.width, colour=look.colour)))
     for entry in forecasts:
         problems = [
@@ -59,4 +62,4 @@ def _print(forecasts: Sequence[Forecast]) -> None:
             *entry.warnings,
         ]
         if problems:
-            print(f"kvcached-control: {'; '.join(problems)}", file=sys.stderr)
+            complain("; ".join(problems))

@@ -9,5 +9,6 @@ SUPERSEDED = 5
 TIMED_OUT = 6
 REJECTED = 7
 INTERRUPTED = 130
+"""By Ctrl-C; by another signal it is 128 and the signal's number, as shells count."""
 
 OF_STATUS = {"accepted": OK, "unavailable": UNAVAILABLE, "partial": PARTIAL, "superseded": SUPERSEDED}

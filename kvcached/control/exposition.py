@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from kvcached._native import NativeLibraryError
 from kvcached.control import exits
 from kvcached.control.remarks import newest_desired
+from kvcached.control.text import complain
 from kvcached.control.view import View, view_of
-from kvcached.elsewhere import elsewhere
-from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
+from kvcached.elsewhere import nobody
 from kvcached.snapshot import take_snapshot
 from kvcached.values import Outcome
 
@@ -160,11 +160,13 @@ def _infos(replicas: Iterable[tuple[InstanceStatus, ReplicaStatus]]) -> Metric:
 def print_once(path: str) -> int:
     """Print the metrics as OpenMetrics text; the exit code."""
     sys.stdout.write(generate_latest(_registry(path)).decode())
-    if _look(path) is None:
-        try:
-            LedgerDirectory(path, writable=False).close()
-        except LedgerDirectoryError as error:
-            print(f"kvcached-control: {error}{elsewhere(path)}", file=sys.stderr)
+    try:
+        snapshot = take_snapshot(path)
+    except NativeLibraryError as error:
+        complain(f"{error}; see kvcached-control doctor")
+        return exits.UNAVAILABLE
+    if snapshot.fault is not None:
+        complain(nobody(snapshot))
         return exits.UNAVAILABLE
     return exits.OK
 
@@ -172,7 +174,8 @@ def print_once(path: str) -> int:
 def serve(path: str, address: str, port: int) -> None:
     """Serve the metrics until interrupted. Raises :class:`OSError` if the address cannot be had."""
     server, _ = start_http_server(port, addr=address, registry=_registry(path))
-    print(f"serving http://{address}:{server.server_port}/metrics", file=sys.stderr, flush=True)
+    host = f"[{address}]" if ":" in address else address
+    print(f"serving http://{host}:{server.server_port}/metrics", file=sys.stderr, flush=True)
     threading.Event().wait()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcached._native import NativeLibraryError
 from kvcached.addressees import Obstacle, look_up, warnings_for
 from kvcached.elsewhere import elsewhere
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
@@ -53,6 +54,7 @@ class Forecast:
     revision: int
     replicas: tuple[ReplicaForecast, ...] = ()
     warnings: tuple[str, ...] = ()
+    unchanged: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -62,30 +64,44 @@ class Forecast:
             "instance_name": self.instance_name,
             "limit_tokens": self.limit_tokens,
             "revision": self.revision,
+            "unchanged": self.unchanged,
             "replicas": [replica.to_dict() for replica in self.replicas],
             "warnings": list(self.warnings),
         }
 
 
-def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, if_revision: int | None) -> Forecast:
+@dataclass(frozen=True)
+class Conditions:
+    """Under which conditions a publication would be made, as :func:`kvcached.publication.publish` takes them."""
+
+    revision: int | None = None
+    incarnation: str | None = None
+    different: bool = False
+
+
+def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions: Conditions) -> Forecast:
     """Return what publishing a limit would do now. Writes nothing; what stands in the way is in the result."""
     nothing = Forecast("unavailable", instance_name, limit_tokens, 0)
     try:
         # Opened for writing, because that is what the publication would need; nothing is written.
         with LedgerDirectory(ledger_dir, writable=True) as directory:
-            found = look_up(directory, instance_name, if_revision)
+            found = look_up(directory, instance_name, conditions.revision, conditions.incarnation)
     except LedgerDirectoryError as error:
         return _with(nothing, warnings=(f"{error}{elsewhere(ledger_dir)}",))
+    except NativeLibraryError as error:
+        return _with(nothing, warnings=(str(error),))
     if isinstance(found, Obstacle):
-        return _with(nothing, status=found.status, warnings=found.warnings)
+        return _with(nothing, status=found.status.value, warnings=found.warnings)
     replicas = found.replicas
+    unchanged = conditions.different and found.desire(limit_tokens)
     return Forecast(
         "partial" if any(replica.missing for replica in replicas) else "accepted",
         instance_name,
         limit_tokens,
-        found.newest + 1,
+        found.newest if unchanged else found.newest + 1,
         tuple(_forecast_replica(replica, limit_tokens) for replica in replicas),
         (*warnings_for(replicas, limit_tokens), *found.refused),
+        unchanged,
     )
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvcached.control.board import board_lines, look_of
+from kvcached.control.table import wrapped
 from kvcached.control.text import BAD, DEFAULT_WIDTH, FAINT, printable, styled
 
 if TYPE_CHECKING:
@@ -86,13 +87,14 @@ def _frame(view: View, path: str, samples: Samples) -> list[str]:
     look = look_of(sys.stdout)
     width = look.width or DEFAULT_WIDTH
     clock = time.strftime("%H:%M:%S")
-    title = f"{path}  {len(view.instances)} instance(s)  {clock}  Ctrl-C ends"
+    title = f"{printable(path)}  {len(view.instances)} instance(s)  {clock}  Ctrl-C ends"
     lines = [styled(title[:width], FAINT, colour=look.colour)]
     if view.instances:
         lines += board_lines(view.instances, look, samples.take(view.instances))
-    problems = [f"{refusal.path}: {refusal.reason}" for refusal in view.refusals]
-    problems += [view.conflict] if view.conflict else []
-    return lines + [styled(printable(problem)[:width], BAD, colour=look.colour) for problem in problems]
+    lines += wrapped(view.nobody, FAINT, width, colour=look.colour) if view.nobody else ()
+    for problem in view.problems:
+        lines += wrapped(problem, BAD, width, colour=look.colour)
+    return lines
 
 
 def _draw(lines: Sequence[str]) -> None:

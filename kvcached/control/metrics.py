@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 from kvcached.control import exits
 from kvcached.control.options import add_ledger_dir, port
+from kvcached.control.text import complain
 from kvcached.settings import choose_ledger_dir
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -19,7 +18,7 @@ EPILOG = """\
 examples:
   kvcached-control metrics
   kvcached-control metrics --port 9477
-Needs the package prometheus_client (pip install 'kvcached[metrics]'). Nobody is
+Needs the package prometheus_client (pip install prometheus-client). Nobody is
 asked for a password: whoever may connect to the address may read the figures."""
 
 
@@ -40,10 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from kvcached.control.exposition import print_once, serve  # noqa: PLC0415 - needs an optional package
     except ImportError as error:
-        print(
-            f"kvcached-control: metrics need the package prometheus_client ({error}); pip install 'kvcached[metrics]'",
-            file=sys.stderr,
-        )
+        complain(f"metrics need the package prometheus_client ({error}); pip install prometheus-client")
         return exits.PROBLEM
     if arguments.port is None:
         return print_once(path)
@@ -56,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         return exits.OK
     except OSError as error:
         where = f"{arguments.listen} port {arguments.port}"
-        print(f"kvcached-control: cannot serve at {where}: {error.strerror or error}", file=sys.stderr)
+        complain(f"cannot serve at {where}: {error.strerror or error}")
         return exits.PROBLEM
     return exits.OK
 

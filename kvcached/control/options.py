@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from kvcached.settings import SettingsError, check_instance_name
+from kvcached.arguments import MAX_WAIT_S, check_incarnation, check_note
+from kvcached.limits import parse_limit
+from kvcached.settings import check_instance_name
+from kvcached.values import MAX_REVISION
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    Parsed = TypeVar("Parsed")
 
 LEAST_INTERVAL_S = 0.1
 """How short an interval may be."""
@@ -14,10 +24,13 @@ MAX_PORT = 65535
 MAX_PID = 2**22
 """The largest process id that Linux gives out."""
 
-_ENDLESS = float("inf")
 
-MAX_NOTE_BYTES = 55
-"""How long a note may be: what a ledger's record of publications has room for."""
+def checked(check: Callable[[str], Parsed], text: str) -> Parsed:
+    """Return what ``check`` makes of ``text``; its ValueError is a usage error."""
+    try:
+        return check(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_ledger_dir(parser: argparse.ArgumentParser) -> None:
@@ -36,38 +49,71 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def instance_name(text: str) -> str:
     """Parse an instance name."""
+    return checked(check_instance_name, text)
+
+
+def limit(text: str) -> int:
+    """Parse a limit."""
+    return checked(parse_limit, text)
+
+
+def incarnation(text: str) -> str:
+    """Parse an incarnation."""
+    return checked(check_incarnation, text)
+
+
+def note(text: str) -> str:
+    """Parse a note: what a ledger's record holds whole, and what a terminal may show."""
+    return checked(check_note, text)
+
+
+def revision(text: str) -> int:
+    """Parse a revision: digits only."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_REVISION))):
+        message = f"{text!r} is not a revision; give the number that status shows after r"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
+
+
+def _number(text: str) -> float:
+    """Return what plain digits say, and -1 for what only Python's own parser would take."""
     try:
-        return check_instance_name(text)
-    except SettingsError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        return float(text) if text.isascii() and "_" not in text and text == text.strip() else -1.0
+    except ValueError:
+        return -1.0
 
 
 def seconds(text: str) -> float:
-    """Parse a number of seconds, not negative and not endless."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < _ENDLESS:
+    """Parse a number of seconds that a clock can wait for."""
+    value = _number(text)
+    if not 0 <= value <= MAX_WAIT_S:
         message = f"{text!r} is not a number of seconds"
         raise argparse.ArgumentTypeError(message)
     return value
 
 
-def note(text: str) -> str:
-    """Parse a note: what a ledger's record holds whole, and what a terminal may show."""
-    if len(text.encode(errors="surrogateescape")) > MAX_NOTE_BYTES or not text.isprintable():
-        message = f"a note is one line of at most {MAX_NOTE_BYTES} bytes"
-        raise argparse.ArgumentTypeError(message)
-    return text
+def seconds_or_limit(text: str) -> float | Misplaced:
+    """Parse what follows ``--wait``: seconds, or a LIMIT that was written after it."""
+    try:
+        return seconds(text)
+    except argparse.ArgumentTypeError:
+        try:
+            return Misplaced(parse_limit(text))
+        except ValueError:
+            pass
+        raise
+
+
+class Misplaced:
+    """A limit that was written where seconds could be."""
+
+    def __init__(self, limit_tokens: int) -> None:
+        self.limit_tokens = limit_tokens
 
 
 def share(text: str) -> float:
     """Parse a share or a rate: above 0, up to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = _number(text)
     if not 0 < value <= 1:
         message = f"{text!r} is not a share; give a number above 0 and up to 1, such as 0.9"
         raise argparse.ArgumentTypeError(message)

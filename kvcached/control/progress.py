@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kvcached.control.signals import held_signals
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -41,5 +43,11 @@ def shrinking() -> Iterator[Shrinking | None]:
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    try:
+        with held_signals():  # a start that is interrupted hides the cursor, and nobody shows it again
+            bar.start()
         yield Shrinking(bar)
+    finally:
+        with held_signals():
+            bar.stop()

@@ -16,11 +16,11 @@ from kvcached.snapshot import open_snapshot
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
     from typing import Any
 
-    from kvcached.control.history import Publication
+    from kvcached.control.history import History
     from kvcached.control.view import View
+    from kvcached.snapshot import Snapshot
 
 EPILOG = """\
 examples:
@@ -39,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--history",
         action="store_true",
-        help="also show who published what and when (the last 32 publications of each GPU)",
+        help="also show who published what and when (the last 32 publications of each GPU, to all instances)",
     )
     add_json(parser)
     parser.set_defaults(run=run)
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, print; the exit code."""
     path = choose_ledger_dir(arguments.ledger_dir)
     with open_snapshot(path) as snapshot:
-        history = _read_history(snapshot.ledgers, arguments)
+        history = _read_history(snapshot, arguments)
     if snapshot.fault is not None:
         if arguments.json:
             print(json.dumps({"ledger_dir": path, "instances": [], "error": snapshot.reason}))
@@ -59,37 +59,37 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_to_dict(path, view, history)))
     else:
-        _print(view, history)
+        _print(view, history, arguments.instance)
     return _conclude(view, arguments.instance)
 
 
-def _read_history(ledgers: Sequence[Any], arguments: argparse.Namespace) -> list[Publication] | None:
+def _read_history(snapshot: Snapshot, arguments: argparse.Namespace) -> History | None:
     if not arguments.history:
         return None
     from kvcached.control.history import read_history  # noqa: PLC0415 - only when asked for
 
-    return read_history(ledgers, arguments.instance)
+    return read_history(snapshot, arguments.instance)
 
 
-def _to_dict(path: str, view: View, history: Sequence[Publication] | None) -> dict[str, Any]:
+def _to_dict(path: str, view: View, history: History | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"ledger_dir": path, "instances": [instance.to_dict() for instance in view.instances]}
     if history is not None:
-        fields["history"] = [publication.to_dict() for publication in history]
+        fields["history"] = [publication.to_dict() for publication in history.publications]
+        fields["history_complete"] = history.complete
     return fields
 
 
-def _print(view: View, history: Sequence[Publication] | None) -> None:
+def _print(view: View, history: History | None, wanted: str | None) -> None:
     from kvcached.control.board import board_lines, look_of  # noqa: PLC0415 - for people's output only
 
     look = look_of(sys.stdout)
-    if view.instances:
-        print("\n".join(board_lines(view.instances, look)))
-    if history:
+    lines = board_lines(view.instances, look) if view.instances else []
+    if history is not None:
         from kvcached.control.history import history_lines  # noqa: PLC0415 - only when asked for
 
-        print("\n".join(["", *history_lines(history, look)] if view.instances else history_lines(history, look)))
-    elif history is not None:
-        print("nothing was published yet")
+        lines += [*([""] if lines else []), *history_lines(history, look, wanted)]
+    if lines:
+        print("\n".join(lines))
 
 
 def _conclude(view: View, wanted: str | None) -> int:

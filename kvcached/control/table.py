@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvcached.control.text import BAD, styled
+from kvcached.control.text import BAD, printable, styled
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ class Cell:
     text: str
     style: str = ""
     painted: str = ""
+
+    def safe(self) -> Cell:
+        """Return the cell without anything that steers a terminal; what is painted is the caller's own."""
+        return self if self.text.isprintable() else Cell(printable(self.text), self.style)
 
     def render(self, width: int, *, left: bool, colour: bool) -> str:
         """Return the cell, padded to ``width``."""
@@ -48,18 +52,18 @@ class Table:
 
     def add(self, *cells: Cell) -> None:
         """Add a row."""
-        self._rows.append(cells)
+        self._rows.append([cell.safe() for cell in cells])
 
     def remark(self, text: str, style: str) -> None:
         """Add a remark."""
-        self._rows.append(Remark(text, style))
+        self._rows.append(Remark(printable(text), style))
 
     def lines(self, width: int | None, *, colour: bool) -> Iterator[str]:
         """Return the lines; ``width`` None cuts and wraps nothing."""
         widths = self._widths(width)
         for row in self._rows:
             if isinstance(row, Remark):
-                yield from _wrapped(row, width, colour=colour)
+                yield from _indented(row, width, colour=colour)
                 continue
             cells = [_cut(row[0], widths[0]), *row[1:]]
             parts = [
@@ -81,7 +85,7 @@ def _cut(cell: Cell, width: int) -> Cell:
     return cell if len(cell.text) <= width else Cell(cell.text[: width - 1] + ELLIPSIS, cell.style)
 
 
-def _wrapped(remark: Remark, width: int | None, *, colour: bool) -> Iterator[str]:
+def _indented(remark: Remark, width: int | None, *, colour: bool) -> Iterator[str]:
     if width is None or len(remark.text) + 4 <= width:
         yield styled(f"    {remark.text}", remark.style, colour=colour)
         return
@@ -89,3 +93,11 @@ def _wrapped(remark: Remark, width: int | None, *, colour: bool) -> Iterator[str
 
     for line in textwrap.wrap(remark.text, max(20, width), initial_indent="    ", subsequent_indent="      "):
         yield styled(line, remark.style, colour=colour)
+
+
+def wrapped(text: str, style: str, width: int, *, colour: bool) -> Iterator[str]:
+    """Yield a sentence of whatever origin as lines of at most ``width`` columns."""
+    import textwrap  # noqa: PLC0415 - for sentences on a terminal only
+
+    for line in textwrap.wrap(printable(text), max(20, width), break_on_hyphens=False):
+        yield styled(line, style, colour=colour)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from kvcached.ledger import LedgerDirectory
 from kvcached.replicas import find_replicas
 from kvcached.settings import SettingsError, check_instance_name
 
@@ -34,17 +33,6 @@ def check_name_or_pattern(text: str) -> str:
 def is_pattern(text: str) -> bool:
     """Return whether ``text`` stands for any number of instances."""
     return not _WILD.isdisjoint(text)
-
-
-def matching_instances(pattern: str, ledger_dir: str) -> list[str]:
-    """Return the names of live instances that match, sorted.
-
-    Raises :class:`LedgerDirectoryError`, or :class:`NativeLibraryError`.
-    """
-    from fnmatch import fnmatchcase  # noqa: PLC0415 - only for a pattern
-
-    with LedgerDirectory(ledger_dir, writable=False) as directory:
-        return [name for name in instance_names(directory.open_all()) if fnmatchcase(name, pattern)]
 
 
 def instance_names(ledgers: Iterable[Ledger]) -> list[str]:

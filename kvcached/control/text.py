@@ -48,6 +48,11 @@ def harden(stream: TextIO | None) -> None:
         stream.reconfigure(errors="backslashreplace")
 
 
+def say(message: str) -> None:
+    """Print one line to standard output, whatever it holds."""
+    print(printable(message))
+
+
 def complain(message: str) -> None:
     """Print one line to standard error, after the program's name; to nobody if there is no standard error."""
     if sys.stderr is not None:
@@ -55,7 +60,8 @@ def complain(message: str) -> None:
 
 
 def styled(text: str, style: str, *, colour: bool) -> str:
-    """Return ``text`` in a style, or as it is."""
+    """Return ``text`` in a style, or without one; in both cases without anything else that steers a terminal."""
+    text = printable(text)
     return f"\033[{style}m{text}\033[0m" if colour and style and text else text
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from kvcached.control import exits
 from kvcached.control.options import add_ledger_dir, instance_name, interval
+from kvcached.control.text import complain
 from kvcached.ledger import LedgerDirectoryError
 from kvcached.settings import choose_ledger_dir
 
@@ -42,7 +44,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="seconds between samples of the small curve and looks for new engines (default 1)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line and change")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, endless=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,10 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with closing(follow(path, arguments.instance, arguments.interval)) as views:  # type: ignore[type-var]
             _show(views, path, arguments)
-    except LedgerDirectoryError as error:
-        from kvcached.elsewhere import elsewhere  # noqa: PLC0415 - for this error only
+    except LedgerDirectoryError:
+        from kvcached.elsewhere import nobody  # noqa: PLC0415 - for this error only
+        from kvcached.snapshot import take_snapshot  # noqa: PLC0415
 
-        print(f"kvcached-control: {error}{elsewhere(path)}", file=sys.stderr)
+        complain(nobody(take_snapshot(path)))
         return exits.UNAVAILABLE
     except KeyboardInterrupt:
         return exits.OK
@@ -74,7 +77,7 @@ def _end(*_: object) -> NoReturn:
 def _show(views: Iterator[View], path: str, arguments: argparse.Namespace) -> None:
     if arguments.json:
         _print_changes(views)
-    elif sys.stdout.isatty():
+    elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         from kvcached.control.live import show_live  # noqa: PLC0415 - on a terminal only
 
         show_live(views, path, arguments.interval)
@@ -87,7 +90,7 @@ def _print_changes(views: Iterator[View]) -> None:
     from datetime import datetime, timezone  # noqa: PLC0415 - for this form only
 
     before: dict[str, dict[str, Any]] = {}
-    for view in views:
+    for view in _telling(views):
         now = {instance.name: instance.to_dict() for instance in view.instances}
         time = {"time": datetime.now(tz=timezone.utc).isoformat()}
         for name, fields in now.items():
@@ -96,6 +99,18 @@ def _print_changes(views: Iterator[View]) -> None:
         for name in before.keys() - now.keys():
             print(json.dumps({**time, "name": name, "ended": True}), flush=True)
         before = now
+
+
+def _telling(views: Iterator[View]) -> Iterator[View]:
+    """Say on standard error, once each, that nobody is there and what else is wrong."""
+    said: list[str] = []
+    for view in views:
+        texts = [*view.problems, *([view.nobody] if view.nobody else [])]
+        for text in texts:
+            if text not in said:
+                complain(text)
+        said = texts
+        yield view
 
 
 def _without_age(instance: dict[str, Any] | None) -> list[Any] | None:
@@ -111,8 +126,8 @@ def _print_boards(views: Iterator[View]) -> None:
 
     before = None
     look = look_of(sys.stdout)
-    for view in views:
+    for view in _telling(views):
         now = [_without_age(instance.to_dict()) for instance in view.instances]
-        if now != before:
+        if now and now != before:
             print("\n".join([*board_lines(view.instances, look), ""]), flush=True)
-            before = now
+        before = now

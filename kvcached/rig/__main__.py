@@ -29,6 +29,10 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 DEFAULT_REQUESTS = 1000
+
+MOST_RANKS = 128
+"""How many processes a run has at most; a mistyped number must not be the end of the machine."""
+
 _CHAT_CAPACITY_TOKENS = 262_144
 _TRACE_CAPACITY_TOKENS = 3_000_000
 
@@ -48,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         arrivals = _load(options, config.capacity_tokens)
         _check_writable(options.report, options.timeline)
     except (SettingsError, TraceError, _UsageError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        _complain(parser.prog, str(error))
         return EXIT_USAGE
     return _run(parser.prog, options, config, arrivals)
 
@@ -69,20 +73,26 @@ def _run(prog: str, options: argparse.Namespace, config: RigConfig, arrivals: It
 
     def say_ready() -> None:
         if settings.disabled:
-            print(f"{prog}: KVCACHED_DISABLE=1: serving without a limit or control", file=sys.stderr)
+            _complain(prog, "KVCACHED_DISABLE=1: serving without a limit or control")
         else:
             print(f"ready {settings.instance_name} {settings.ledger_dir}", flush=True)
 
     try:
         results = Group(config, arrivals, say_ready).run()
     except GroupError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        _complain(prog, str(error))
         return EXIT_FAILED
     if options.report is not None:
         write_report(options.report, build_report(config, results))
     if options.timeline is not None:
         write_timeline(options.timeline, results)
     return 0
+
+
+def _complain(prog: str, message: str) -> None:
+    """Print one line to standard error, or to nobody where there is none: never among the results."""
+    if sys.stderr is not None:
+        print(f"{prog}: {message}", file=sys.stderr, flush=True)
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -98,7 +108,13 @@ def _build_parser() -> argparse.ArgumentParser:
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--trace", type=Path, metavar="FILE", help="replay FILE, in the Mooncake format")
     load.add_argument("--requests", type=_count, metavar="N", help=f"generate N requests (default {DEFAULT_REQUESTS})")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the generated load (default 0)")
+    parser.add_argument(
+        "--block-tokens",
+        type=_positive,
+        metavar="N",
+        help=f"tokens that a hash id of the trace stands for (default {TRACE_BLOCK_TOKENS})",
+    )
+    parser.add_argument("--seed", type=_integer, default=0, metavar="S", help="seed of the generated load (default 0)")
     parser.add_argument("--capacity-tokens", type=_positive, metavar="N", help="size of each rank's cache")
     parser.add_argument("--speed", type=_factor, metavar="X", help="time stamps pass X times as fast")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what every rank did as JSON")
@@ -132,7 +148,15 @@ def _read_settings(options: argparse.Namespace) -> Settings:
 
 
 def _configure(options: argparse.Namespace, settings: Settings) -> RigConfig:
-    block_tokens = CHAT_BLOCK_TOKENS if options.trace is None else TRACE_BLOCK_TOKENS
+    block_tokens = options.block_tokens or TRACE_BLOCK_TOKENS
+    if options.trace is None:
+        if options.block_tokens is not None:
+            message = "--block-tokens goes with --trace"
+            raise _UsageError(message)
+        block_tokens = CHAT_BLOCK_TOKENS
+    if options.tp * options.pp > MOST_RANKS:
+        message = f"--tp {options.tp} with --pp {options.pp} is more than {MOST_RANKS} processes; give less"
+        raise _UsageError(message)
     capacity = options.capacity_tokens
     if capacity is None:
         capacity = _CHAT_CAPACITY_TOKENS if options.trace is None else _TRACE_CAPACITY_TOKENS
@@ -161,7 +185,7 @@ def _configure(options: argparse.Namespace, settings: Settings) -> RigConfig:
 
 def _load(options: argparse.Namespace, capacity_tokens: int) -> Iterable[Arrival]:
     if options.trace is not None:
-        return read_trace(options.trace)
+        return read_trace(options.trace, options.block_tokens or TRACE_BLOCK_TOKENS)
     requests = DEFAULT_REQUESTS if options.requests is None else options.requests
     return generate_chats(requests, options.seed, min(LONGEST_TOKENS, capacity_tokens * 3 // 4))
 
@@ -181,29 +205,38 @@ def _check_writable(*paths: Path | None) -> None:
             raise _UsageError(message) from error
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError
+    return int(text)
+
+
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _count(text)
     if value < 1:
         raise ValueError
     return value
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
+def _integer(text: str) -> int:
+    return -_count(text[1:]) if text.startswith("-") else _count(text)
+
+
+def _number(text: str) -> float:
+    if not text.isascii() or "_" in text or text != text.strip():
         raise ValueError
-    return value
+    return float(text)
 
 
 def _factor(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 < value < float("inf"):
         raise ValueError
     return value
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 <= value < float("inf"):
         raise ValueError
     return value
@@ -219,6 +252,7 @@ def _fault(text: str) -> int | None:
 for _converter, _name in (
     (_positive, "positive integer"),
     (_count, "count"),
+    (_integer, "integer"),
     (_factor, "positive number"),
     (_seconds, "number of seconds"),
     (_fault, "fault"),

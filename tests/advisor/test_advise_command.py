@@ -11,6 +11,7 @@ import pytest
 from kvcached.advisor.estimator import Estimator
 from kvcached.advisor.observer import Figures
 from kvcached.advisor.page_file import page_name
+from kvcached.control.curve_text import short
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,6 +92,20 @@ def test_picture_is_drawn(control: Control, engine: AdvisedEngine, tmp_path: Pat
     else:
         assert result.returncode == 0, result.stderr
         assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    for path in (tmp_path / "curve.foo", tmp_path / "nowhere" / "curve.png"):
+        result = control.run("advise", "--plot", str(path), PYTHONWARNINGS="default")
+        assert result.returncode == 1
+        assert result.stderr.startswith("kvcached-control: --plot")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text"),
+    [(0, "0"), (999, "999"), (1000, "1k"), (16_000, "16k"), (999_499, "999k"), (999_600, "1m"), (1_234_567, "1.23m"),
+     (999_999_999, "1g"), (12_345_678_901, "12.3g")],
+)  # fmt: skip
+def test_numbers_on_the_axis_have_three_digits(tokens: int, text: str) -> None:
+    """A number is written in the unit that shows three digits of it, and never with an exponent."""
+    assert short(tokens) == text
 
 
 @pytest.mark.parametrize(
@@ -113,6 +128,7 @@ def test_advice_is_refused_with_a_reason(
     assert replica["advised_limit_tokens"] is None
     assert reason in replica["refused"]
     assert reason in result.stderr
+    assert "at the same moment" not in result.stderr
     assert reason in control.run("advise", *options).stderr
 
 

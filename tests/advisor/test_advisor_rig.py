@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -43,6 +44,23 @@ def test_every_request_of_a_run_is_counted_by_one_rank(ledger_dir: Path, control
         assert abs(replica["model_error"]) < 0.03
         assert replica["capacity_tokens"] == 262_144
     assert list(ledger_dir.glob("*.advice")) == []
+
+
+def test_arrivals_at_the_same_moment_are_named_as_the_cause(ledger_dir: Path, control: Control, tmp_path: Path) -> None:
+    """Where equal prompts arrive all at once, and hit nothing, the refusal of advice names that as the cause."""
+    line = {"input_length": 4096, "output_length": 16}
+    lines = [
+        json.dumps({**line, "timestamp": number * 1000, "hash_ids": [number // 20 * 8 + block for block in range(8)]})
+        for number in range(200)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(lines))
+    with rig(ledger_dir, "--trace", str(trace), "--linger", "3600"):
+        wait_for(lambda: control.json("advise")["replicas"][0]["requests"] == len(lines), "a full count")
+        result = control.run("advise")
+    assert result.returncode == 1
+    assert "requests with equal prompts that arrive at the same moment explain it" in result.stderr
+    assert "--speed" in result.stderr
 
 
 def test_switched_off_advisor_leaves_no_page(ledger_dir: Path, control: Control) -> None:

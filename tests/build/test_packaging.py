@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,109 @@ def test_compiler_can_be_chosen(tree: Path) -> None:
     """A compiler named by CC is used, and a wrong name is said."""
     result = backend(tree, "build_wheel('dist')", CC="no-such-compiler")
     assert "looked for no-such-compiler" in result.stderr
+
+
+def library_in(wheel: Path) -> bytes:
+    """Return the native library of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read("kvcached/libkvledger.so")
+
+
+def test_distribution_has_a_name_and_a_version_of_its_own(tree: Path) -> None:
+    """The wheel bears a name that is not the registry's other project's, and the package's version."""
+    version = re.search(r'__version__ = "(.*)"', (tree / "kvcached" / "__init__.py").read_text())
+    assert version is not None
+    assert build(tree, "build_wheel").name.startswith(f"kvcached_control-{version[1]}-py3-none-")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs", "kvcached", "scripts", "CONTRIBUTING.md", "pyproject.toml"])
+def test_nothing_names_a_command_that_installs_the_other_project(page: str) -> None:
+    """No text or message tells anybody to install something called plainly kvcached."""
+    path = ROOT / page
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.suffix in {".py", ".md", ".yaml", ""}]
+    for file in files:
+        if file.is_file():
+            text = file.read_text(errors="replace")
+            found = re.findall(r"pip3? install[^\n`]*?[ '\"]kvcached(?![-\w/.])[^\n]*", text)
+            assert not found, f"{file}: {found}"
+            assert "'kvcached[" not in text, file
+
+
+def test_flags_of_distributors_are_honoured(tree: Path, tmp_path: Path) -> None:
+    """CPPFLAGS, CFLAGS and LDFLAGS reach the compiler, and nonsense in them fails the build."""
+    log = tmp_path / "log"
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    flags = {"CPPFLAGS": "-DDISTRO=1", "CFLAGS": "-O1 -fno-omit-frame-pointer", "LDFLAGS": "-Wl,-z,separate-code"}
+    assert backend(tree, "build_wheel('dist')", CC=str(compiler), **flags).returncode == 0
+    lines = [line for line in log.read_text().splitlines() if "-shared" in line]
+    assert lines
+    assert all(flag in line for line in lines for flag in " ".join(flags.values()).split())
+    assert "-Werror" not in lines[0]
+    for name in flags:
+        assert backend(tree, "build_wheel('dist')", **{name: "-fno-such-flag-anywhere"}).returncode != 0, name
+
+
+def test_a_warning_is_fatal_only_where_it_is_ours(tree: Path) -> None:
+    """A user's build survives a newer compiler's warning; the project's own does not."""
+    source = tree / "native" / "bell.c"
+    source.write_text(source.read_text() + "\nstatic int unused_on_purpose(void) { return 1; }\n")
+    assert backend(tree, "build_wheel('dist')", KVCACHED_WERROR="").returncode == 0
+    result = backend(tree, "build_wheel('dist')", KVCACHED_WERROR="1")
+    assert result.returncode != 0
+    assert "unused_on_purpose" in result.stderr
+
+
+def test_library_is_the_same_wherever_it_is_built(tree: Path, tmp_path: Path) -> None:
+    """The same sources give the same bytes in another folder, and neither folder's name is in them."""
+    other = tmp_path / "quite" / "another" / "place"
+    shutil.copytree(tree, other)
+    one, two = (library_in(build(where, "build_wheel")) for where in (tree, other))
+    assert one == two
+    assert str(tmp_path).encode() not in one
+
+
+def test_what_an_earlier_build_left_is_not_shipped(tree: Path) -> None:
+    """After a module was renamed a wheel holds it under the new name only."""
+    build(tree, "build_wheel")
+    (tree / "kvcached" / "elsewhere.py").rename(tree / "kvcached" / "renamed.py")
+    with zipfile.ZipFile(build(tree, "build_wheel")) as archive:
+        names = set(archive.namelist())
+    assert "kvcached/renamed.py" in names
+    assert "kvcached/elsewhere.py" not in names
+
+
+def test_source_distribution_holds_what_it_takes_to_build_test_and_read(tmp_path: Path) -> None:
+    """Sources, tests and docs are in it; what a build made and the fuzzer's corpus are not."""
+    copy = tmp_path / "checkout"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+    folder = unpack_sdist(build(copy, "build_sdist"))
+    for name in (
+        "native/slot.c",
+        "tests/conftest.py",
+        "docs/operations.md",
+        "docs/demo.png",
+        "scripts/test",
+        "LICENSE",
+    ):
+        assert (folder / name).is_file(), name
+    assert not (folder / "native" / "fuzz" / "corpus").exists()
+    assert not list(folder.rglob("*.so"))
+
+
+def test_unbuilt_checkout_says_what_it_is(tree: Path) -> None:
+    """Started in a checkout in which nothing was built, the command says that, and what to do."""
+    command = [sys.executable, "-m", "kvcached.control", "set", "5", "--instance", "a", "--ledger-dir", str(tree)]
+    (tree / "cpu-0.ledger").touch()
+    tree.chmod(0o700)
+    result = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    assert result.returncode == 3
+    assert f"{tree} is a source checkout in which nothing was built" in result.stderr
+    assert f"run from another folder, or build it in place with pip install -e {tree}" in result.stderr

@@ -96,7 +96,7 @@ def test_missing_package_is_one_sentence(control: Control, tmp_path: Path) -> No
     result = control.run("metrics", PYTHONPATH=str(tmp_path))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        "kvcached-control: metrics need the package prometheus_client (not here); pip install 'kvcached[metrics]'\n"
+        "kvcached-control: metrics need the package prometheus_client (not here); pip install prometheus-client\n"
     )
 
 

@@ -7,6 +7,8 @@ import os
 import pty
 import signal
 import subprocess
+import sys
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from support.commands import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from support.commands import Control, Toys
 
@@ -24,16 +27,19 @@ LONG_S = "3600"
 
 @contextmanager
 def watching(control: Control, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run ``watch`` with its output in a pipe."""
+    """Run ``watch`` with its output in a pipe, for so long at most that a test which waits in vain fails."""
     process = subprocess.Popen(
         control.command("watch", *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    end = threading.Timer(3 * PATIENCE_S, process.kill)
+    end.start()
     try:
         yield process
     finally:
+        end.cancel()
         process.kill()
         process.communicate()
 
@@ -79,6 +85,75 @@ def test_engines_come_and_go(control: Control, toys: Toys) -> None:
         while not (change := next_change(process)).get("ended"):
             pass
         assert change["name"] == "code"
+
+
+@contextmanager
+def ringing(directory: Path) -> Iterator[None]:
+    """Ring the bells of the ledgers that are there now, as a serving engine does with each report, until the end."""
+    code = (
+        "import sys, time; from kvcached.ledger import LedgerDirectory\n"
+        "with LedgerDirectory(sys.argv[1], writable=True) as directory:\n"
+        "    ledgers = directory.open_all(); print(flush=True)\n"
+        "    while True:\n"
+        "        time.sleep(0.02)\n"
+        "        for ledger in ledgers: ledger.handle.ring(1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(directory)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def test_engines_are_found_while_bells_ring_all_the_time(control: Control, toys: Toys) -> None:
+    """Beside a busy engine, one that starts on another GPU is told, and so is one that registers again."""
+    toys.start("chat")
+    with watching(control, "--json", "--interval", "1") as process:
+        assert next_change(process)["name"] == "chat"
+        with ringing(control.directory):
+            toys.start("code", gpus="GPU-7")
+            assert next_change(process)["name"] == "code"
+            ledger = control.directory / "GPU-7.ledger"
+            before = ledger.stat().st_ino
+            ledger.unlink()
+            wait_for(lambda: ledger.exists() and ledger.stat().st_ino != before, "new ledger")
+            wait_for(lambda: control.run("set", "1k", "--instance", "code").returncode == 0, "registration")
+            while next_change(process).get("replicas", [{}])[0].get("applied") != {"revision": 1, "limit_tokens": 1000}:
+                pass
+
+
+def test_mistyped_instance_is_told(control: Control, toys: Toys) -> None:
+    """Who watches an instance that is not there is told so, with the names there are, and sees it when it comes."""
+    toys.start("chat")
+    with watching(control, "--json", "--instance", "chta", "--interval", "0.1") as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line == f"kvcached-control: no live instance 'chta' in {control.directory}; live there: chat\n"
+        toys.start("chta", gpus="GPU-1")
+        assert next_change(process)["name"] == "chta"
+
+
+def test_dumb_terminal_gets_plain_boards(control: Control, toys: Toys) -> None:
+    """A terminal that cannot move its cursor gets one board after the other."""
+    toys.start("chat", step_s=LONG_S)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        control.command("watch"), stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"}
+    )
+    os.close(theirs)
+    text = bytearray()
+
+    def drawn() -> bool:
+        text.extend(os.read(ours, 65536))
+        return b"100,000" in text
+
+    wait_for(drawn, "board")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=PATIENCE_S) == 0
+    os.close(ours)
+    assert b"\033" not in text
 
 
 def test_lost_directory_is_waited_for(control: Control, toys: Toys) -> None:

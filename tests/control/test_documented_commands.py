@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.commands import PATIENCE_S, Control, Toys, run
 
-from kvcached.control.__main__ import build_parser
+from kvcached.control.program import build_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,13 +110,15 @@ def test_commands_in_sentences_are_ours() -> None:
 
 
 def test_python_examples_run(documented: Control) -> None:
-    """Each Python example runs as it stands and prints what it promises."""
-    examples = list(blocks("python"))
-    assert examples
-    for example in examples:
+    """The Python examples of a page run one after the other, and the README's prints what it promises."""
+    printed = {}
+    for page in PAGES:
+        example = "\n".join(found[2] for found in FENCE.finditer(page.read_text()) if found[1] == "python")
         result = run([sys.executable, "-c", example], KVCACHED_LEDGER_DIR=str(documented.directory))
         assert result.returncode == 0, result.stderr
-        assert result.stdout.startswith("accepted ")
+        printed[page.name] = result.stdout
+    assert printed["README.md"].startswith("accepted ")
+    assert "idle tokens" in printed["python.md"]
 
 
 def test_printed_results_look_as_documented(documented: Control) -> None:

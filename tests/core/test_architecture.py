@@ -40,7 +40,8 @@ ALLOWED = {
     "advisor/page_file": {"advisor.page", "ledger", "registration"},
     "advisor/observer": {"advisor.estimator", "advisor.page", "advisor.page_file", "ledger", "registration"},
     "addressees": {"elsewhere", "ledger", "replicas", "results", "snapshot", "values"},
-    "publication": {"_native", "addressees", "elsewhere", "ledger", "replicas", "results", "values"},
+    "program": set(),
+    "publication": {"_native", "addressees", "elsewhere", "ledger", "program", "replicas", "results", "values"},
 }
 
 

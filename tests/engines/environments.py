@@ -135,6 +135,9 @@ def install_project(python: Path) -> None:
     fingerprint = project_fingerprint()
     if stamped(directory, fingerprint, ".project-stamp"):
         return
+    # Environments from before the distribution had a name of its own announce the plugin under both names.
+    uninstall = [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "kvcached"]
+    subprocess.run(uninstall, check=False, capture_output=True)
     pip(python, "--no-deps", "--no-build-isolation", "--force-reinstall", str(ROOT))
     (directory / ".project-stamp").write_text(fingerprint)
 

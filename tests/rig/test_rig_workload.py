@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +33,7 @@ def write_trace(tmp_path: Path, *lines: object) -> Path:
 def test_trace_gives_requests_in_blocks(tmp_path: Path) -> None:
     """Full prompt blocks keep their hash ids; a partial one is not named by its own, as the answer fills it."""
     (arrival,) = read_trace(write_trace(tmp_path, LINE))
-    assert arrival.at_ms == 1500
+    assert arrival.at_ms == 0
     request = arrival.request
     assert (request.prompt_tokens, request.output_tokens) == (1100, 600)
     assert request.content[:2] == (7, 8)
@@ -53,6 +56,91 @@ def test_bad_line_is_named(tmp_path: Path, line: Any) -> None:  # noqa: ANN401 -
     """A line that is no request is refused with file and line number."""
     with pytest.raises(TraceError, match=r"trace\.jsonl, line 2: "):
         read_trace(write_trace(tmp_path, LINE, line))
+
+
+def bytes_of(*lines: object) -> bytes:
+    """Return lines of a trace as a file holds them."""
+    return b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"timestamp": NaN, "input_length": 5, "output_length": 1, "hash_ids": [1]}', "NaN is no number in JSON"),
+        ('{"timestamp": Infinity, "input_length": 5, "output_length": 1, "hash_ids": [1]}', "Infinity is no number"),
+        ('{"timestamp": 1e999, "input_length": 5, "output_length": 1, "hash_ids": [1]}', "beyond all calendars"),
+        ({**LINE, "timestamp": "1500"}, "timestamp is '1500' and no number"),
+        ({**LINE, "timestamp": True}, "timestamp is True and no number"),
+        ({**LINE, "timestamp": 1_700_000_000_000}, "more than a year after the first request"),
+        ({**LINE, "input_length": 1100.5}, "input_length is 1100.5 and no whole number"),
+        ({**LINE, "input_length": "1_100"}, "input_length is '1_100' and no whole number"),
+        ({**LINE, "output_length": 10**15}, "more than 10,000,000 tokens"),
+        ({**LINE, "hash_ids": [7, 8, 9.5]}, "a hash id is 9.5 and no whole number"),
+        ({**LINE, "hash_ids": 7}, "hash_ids is 7 and no list"),
+        ({"timestamp": 1}, "it has no 'input_length'"),
+        ("[1]", r"\[1\] is no object"),
+        ("[" * 100_000, "not a request"),
+        ({**LINE, "input_length": 16, "hash_ids": [7, 8]}, "--block-tokens says how many tokens"),
+    ],
+)
+def test_number_that_only_a_parser_likes_is_refused_in_plain_words(tmp_path: Path, line: object, words: str) -> None:
+    """What is no number of the format is refused with file, line and what stands there."""
+    with pytest.raises(TraceError, match=rf"trace\.jsonl, line 2: .*{words}"):
+        read_trace(write_trace(tmp_path, {**LINE, "timestamp": 0}, line))
+
+
+@pytest.mark.parametrize("begin", [0, 27_482, 1_700_000_000_000, 1_700_000_000_000.5])
+def test_time_begins_with_the_first_request(tmp_path: Path, begin: float) -> None:
+    """Absolute stamps are replayed from the first one; a stamp before that arrives with it."""
+    lines = [{**LINE, "timestamp": begin + gap} for gap in (5, 0, 105)]
+    assert [one.at_ms for one in read_trace(write_trace(tmp_path, *lines))] == [0, 0, 100]
+
+
+def test_packed_and_marked_files_are_read(tmp_path: Path) -> None:
+    """A byte order mark, gzip, both, CRLF and blank lines change nothing."""
+    expected = read_trace(write_trace(tmp_path, LINE, LINE))
+    plain = bytes_of(LINE, LINE)
+    marked = b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n\r\n")
+    for number, content in enumerate((plain, marked, gzip.compress(plain), gzip.compress(marked))):
+        path = tmp_path / str(number)
+        path.write_bytes(content)
+        assert read_trace(path) == expected
+
+
+def test_packed_trace_comes_through_a_pipe(tmp_path: Path) -> None:
+    """A trace is read once from its beginning, so it may come from a named pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(gzip.compress(bytes_of(LINE)),))
+    writer.start()
+    assert len(read_trace(pipe)) == 1
+    writer.join()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS .* git lfs pull"),
+        (b"\xef\xbb\xbf[\n" + bytes_of(LINE), "is a JSON array; the format has one object on each line"),
+        (gzip.compress(bytes_of(LINE))[:-9], "cannot be read"),
+        (bytes_of(LINE) + b"\xff\xfe\n", "line 2: is no text in UTF-8"),
+        (b"\x1f\x8b nonsense", "cannot be read"),
+    ],
+)
+def test_file_that_is_something_else_is_told(tmp_path: Path, content: bytes, words: str) -> None:
+    """A file that is no trace is refused by what it is."""
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=words):
+        read_trace(path)
+
+
+def test_hash_ids_of_another_block_size(tmp_path: Path) -> None:
+    """With a block size given, a hash id stands for that many tokens."""
+    line = {"timestamp": 0, "input_length": 33, "output_length": 40, "hash_ids": [7, 8, 9]}
+    (arrival,) = read_trace(write_trace(tmp_path, line), block_tokens=16)
+    assert arrival.request.content[:2] == (7, 8)
+    assert len(arrival.request.content) == (33 + 40) // 16
 
 
 def test_missing_trace_is_named(tmp_path: Path) -> None:

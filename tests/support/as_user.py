@@ -30,7 +30,7 @@ def main() -> int:
     os.setgid(gid)
     os.setuid(int(uid))
     if kind == "control":
-        return int(importlib.import_module("kvcached.control.__main__").main(arguments))
+        return int(importlib.import_module("kvcached.control.program").main(arguments))
     sys.argv = ["engine.py", *arguments]
     importlib.import_module("engine").main()
     return 0

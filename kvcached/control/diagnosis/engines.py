@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import glob
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from kvcached.control.diagnosis.environments import (
+    DISTRIBUTION,
+    owners,
+    package_folders,
+    python_prefix,
+    python_program,
+)
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
 from kvcached.control.diagnosis.plugins import GROUPS, excludes_plugin
 from kvcached.control.diagnosis.processes import engine_roots, family, own_processes
@@ -13,9 +20,9 @@ from kvcached.control.text import printable
 from kvcached.settings import DISABLE_VARIABLE, LEDGER_DIR_VARIABLE, choose_ledger_dir, is_disabled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from kvcached.control.diagnosis.processes import MappedLedger, Process
+    from kvcached.control.diagnosis.processes import HeldLedger, Process
 
 STARTING_S = 120.0
 """How long an engine may take to load its model before the lack of a slot means anything."""
@@ -27,50 +34,92 @@ def check_engines(path: str, pid: int | None) -> Iterator[Finding]:
     """Check the engines of this user, or the process ``pid`` alone, whatever it looks like."""
     processes = own_processes()
     if pid is not None and pid not in processes:
-        yield Finding(PROBLEM, "engines", f"there is no process {pid} of uid {os.geteuid()} to be seen from here")
+        yield Finding(PROBLEM, "engines", f"there is no process {pid} of uid {os.geteuid()} that can be seen from here")
         return
-    roots = engine_roots(processes) if pid is None else [processes[pid]]
+    roots = engine_roots(processes) if pid is None else _asked_for(processes[pid], processes)
     if not roots:
-        yield Finding(NOTE, "engines", f"no serving engine of uid {os.geteuid()} is to be seen from here")
+        yield Finding(NOTE, "engines", f"no serving engine of uid {os.geteuid()} can be seen from here")
+    here = _files_in(path)
     for root in roots:
-        members = family(root, processes)
-        mapped = [ledger for process in members for ledger in process.ledgers]
-        yield _judge(root, members, mapped, path, asked_for=pid is not None)
+        if pid is not None and root.pid != pid:
+            yield Finding(
+                NOTE, f"pid {pid}", f"{_name(processes[pid])} is no engine; the engine that it started follows"
+            )
+        yield _judge(root, family(root, processes), here, path, asked_for=pid is not None)
+
+
+def _asked_for(process: Process, processes: Mapping[int, Process]) -> list[Process]:
+    """Return whom a pid means: that process, or, if it is none and holds no ledger, the engines that it started.
+
+    A shell, or pid 1, is no engine because there is one among all that descend from it.
+    """
+    if process.looks_like_engine or process.ledgers:
+        return [process]
+    below = {member.pid: member for member in family(process, processes)}
+    return engine_roots(below) or [process]
 
 
 def _judge(
-    root: Process, members: Sequence[Process], mapped: Sequence[MappedLedger], path: str, *, asked_for: bool
+    root: Process, members: Sequence[Process], here: set[tuple[int, int]], path: str, *, asked_for: bool
 ) -> Finding:
     subject = f"pid {root.pid}"
     name = _name(root)
-    here = _inodes(path)
-    if any(ledger.inode in here for ledger in mapped):
+    held = [ledger for process in members for ledger in process.ledgers]
+    if any((ledger.device, ledger.inode) in here for ledger in held):
         return Finding(OK, subject, f"{name} is registered here")
-    if any(ledger.deleted for ledger in mapped):
-        text = f"{name} holds a ledger that was removed: {mapped[0].path}"
+    if any(ledger.deleted for ledger in held):
+        text = f"{name} holds a ledger that was removed: {held[0].path}"
         return Finding(PROBLEM, subject, text, "it registers anew within 2 s; if this stays, see its log")
-    if mapped:
-        directory = os.path.dirname(mapped[0].path)
-        text = f"{name} is registered in another directory, {directory}"
-        return Finding(PROBLEM if asked_for else NOTE, subject, text, f"use --ledger-dir {directory}")
-    reason, remedy = _why_without_slot(root, members, path)
-    level = NOTE if root.age_s < STARTING_S and not reason else PROBLEM
-    if not reason:
-        young = f"it started {root.age_s:.0f} s ago and may be loading its model"
-        reason = young if level == NOTE else "the reason is not to be seen from here"
-    return Finding(level, subject, f"{name} runs without a slot: {reason}", remedy)
+    if any(ledger.device is None and ledger.inode in {inode for _, inode in here} for ledger in held):
+        text = f"{name} holds {held[0].path}, which may be the file of that number here; its device is not known"
+        return Finding(NOTE, subject, text, "run doctor as root, or with the capability to trace it, to be sure")
+    if held:
+        return _elsewhere(name, subject, held[0], asked_for=asked_for)
+    return _without_slot(root, members, path, asked_for=asked_for)
 
 
-def _inodes(path: str) -> set[int]:
+def _elsewhere(name: str, subject: str, held: HeldLedger, *, asked_for: bool) -> Finding:
+    directory = os.path.dirname(held.path)
     try:
-        with os.scandir(path) as entries:
-            return {entry.inode() for entry in entries}
+        status = os.stat(held.path)
+        same = (status.st_dev, status.st_ino) == (held.device, held.inode)
     except OSError:
-        return set()
+        same = False
+    seen = "" if same else " as it sees it, in a container or on a mount of its own"
+    remedy = f"use --ledger-dir {directory}" if same else "run this command where that engine runs"
+    text = f"{name} is registered in another directory, {directory}{seen}"
+    return Finding(PROBLEM if asked_for else NOTE, subject, text, remedy)
 
 
-def _why_without_slot(root: Process, members: Sequence[Process], path: str) -> tuple[str, str]:
-    """Return the likeliest reason and its remedy; the reason is empty if there is none to be seen."""
+def _without_slot(root: Process, members: Sequence[Process], path: str, *, asked_for: bool) -> Finding:
+    subject, name = f"pid {root.pid}", _name(root)
+    reason, remedy = _why_without_slot(root, members)
+    if reason:
+        return Finding(PROBLEM, subject, f"{name} runs without a slot: {reason}", remedy)
+    theirs = choose_ledger_dir(None, root.environ)
+    if root.environ and theirs != path:
+        # It may be registered there, or about to be: another directory's engine is no problem of this one's.
+        text = f"{name} runs without a slot: it was started for another ledger directory, {theirs}"
+        return Finding(PROBLEM if asked_for else NOTE, subject, text, f"see its log, or set {LEDGER_DIR_VARIABLE}")
+    if root.age_s < STARTING_S:
+        text = f"{name} runs without a slot: it started {root.age_s:.0f} s ago and may be loading its model"
+        return Finding(NOTE, subject, text, remedy)
+    return Finding(PROBLEM, subject, f"{name} runs without a slot: the reason cannot be seen from here", remedy)
+
+
+def _files_in(path: str) -> set[tuple[int, int]]:
+    """Return device and inode of each file: an inode number alone occurs once on every file system."""
+    found = set()
+    with suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                found.add((status.st_dev, status.st_ino))
+    return found
+
+
+def _why_without_slot(root: Process, members: Sequence[Process]) -> tuple[str, str]:
+    """Return the likeliest reason and its remedy; the reason is empty if none can be seen."""
     environ = root.environ
     if is_disabled(environ):
         return f"{DISABLE_VARIABLE}=1 is in its environment", "restart it without"
@@ -78,21 +127,14 @@ def _why_without_slot(root: Process, members: Sequence[Process], path: str) -> t
     for group, variable in GROUPS.items():
         if group.partition(".")[0] in text and excludes_plugin(environ, variable):
             return f"{variable}={environ[variable]!r} leaves kvcached out", "add kvcached to it and restart it"
-    prefix = _prefix(root)
-    if prefix and not glob.glob(f"{glob.escape(prefix)}/lib/python3*/*-packages/kvcached-*.*-info"):
-        return f"kvcached is not installed in its Python, {prefix}", f"{prefix}/bin/python -m pip install kvcached"
-    theirs = choose_ledger_dir(None, environ)
-    if environ and theirs != path:
-        return f"it was started for another ledger directory, {theirs}", f"see its log, or set {LEDGER_DIR_VARIABLE}"
+    folders = package_folders(root)
+    found = list(owners(folders))
+    if folders and not any(own for own, _ in found):
+        remedy = f"install the package {DISTRIBUTION} with {python_program(root)} -m pip, and restart the engine"
+        if found:
+            return f"its Python has {found[0][1]}, which is another project's, and not {DISTRIBUTION}", remedy
+        return f"{DISTRIBUTION} is not installed in its Python, {python_prefix(root)}", remedy
     return "", "see its log for lines of kvcached"
-
-
-def _prefix(process: Process) -> str:
-    """Return where the Python of a process is installed, if its command line tells."""
-    folder, _, program = (process.arguments or [""])[0].rpartition("/")
-    if folder.endswith("/bin") and program.startswith("python"):
-        return folder.removesuffix("/bin")
-    return process.environ.get("VIRTUAL_ENV", "")
 
 
 def _name(process: Process) -> str:

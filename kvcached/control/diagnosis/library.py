@@ -7,6 +7,7 @@ import platform
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from kvcached import _native
@@ -16,7 +17,8 @@ from kvcached.values import Identity, Update
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_REINSTALL = "reinstall kvcached into this Python with pip, which builds the library"
+KERNEL = "locks, futex"
+_REINSTALL = "reinstall kvcached-control into this Python with pip, which builds the library"
 _PATIENCE_S = 2.0
 
 
@@ -40,33 +42,42 @@ def check_library() -> Iterator[Finding]:
 def _check_kernel() -> Finding:
     """Register, publish and ring in a ledger of our own, to see that locks and futexes work here."""
     try:
-        with tempfile.TemporaryDirectory(prefix="kvcached-doctor-") as folder:
-            rang = _ring_once(folder)
+        with tempfile.TemporaryDirectory(prefix="kvcached-doctor-") as folder, _two_handles(folder) as handles:
+            return _use(*handles)
     except (OSError, _native.RefusedLedgerError) as error:
-        return Finding(
-            NOTE, "locks, futex", f"not tried, because no ledger could be made in a temporary folder: {error}"
-        )
-    if not rang:
-        remedy = "allow futex and fcntl(F_OFD_SETLK) in this sandbox; without them nobody can wait for an engine"
-        return Finding(PROBLEM, "locks, futex", "a doorbell that was rung in a test ledger woke nobody", remedy)
-    return Finding(OK, "locks, futex", "a test ledger took a registration, a publication and a doorbell")
+        text = f"not tried, because no ledger could be made in a temporary folder: {error}"
+        return Finding(NOTE, KERNEL, text, "set TMPDIR to a folder that may be written")
 
 
-def _ring_once(folder: str) -> bool:
-    identity = Identity("doctor", "none", "", 0, 1, 1, 0, 1)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+@contextmanager
+def _two_handles(folder: str) -> Iterator[tuple[_native.Handle, _native.Handle]]:
+    """Make a ledger and open it twice: for an engine, and for a caller."""
+    with ExitStack() as stack:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, fd)
         _native.create_ledger(fd, "test.ledger", 0o600)
         owner = _native.Handle(fd, "test.ledger", writable=True)
+        stack.callback(owner.close)
         caller = _native.Handle(fd, "test.ledger", writable=True)
-    finally:
-        os.close(fd)
+        stack.callback(caller.close)
+        yield owner, caller
+
+
+def _use(owner: _native.Handle, caller: _native.Handle) -> Finding:
     try:
-        index = owner.register(identity, 0, 1, 1, Update(0, 0))
+        index = owner.register(Identity("doctor", "none", "", 0, 1, 1, 0, 1), 0, 1, 1, Update(0, 0))
+        alive = caller.read_slot(index) is not None
         seen = owner.bell(_native.PUBLISHED)
         caller.raise_desired(index, 1, Update(1, 1))
         caller.ring(_native.PUBLISHED)
-        return owner.wait(_native.PUBLISHED, seen, time.monotonic() + _PATIENCE_S)
-    finally:
-        caller.close()
-        owner.close()
+        rang = owner.wait(_native.PUBLISHED, seen, time.monotonic() + _PATIENCE_S)
+    except OSError as error:
+        text = f"no engine can register, and nobody can see who is alive: {error.strerror}"
+        return Finding(PROBLEM, KERNEL, text, "allow fcntl(F_OFD_SETLK, F_OFD_GETLK) in this sandbox")
+    if not alive:
+        text = "a test engine that holds its lock is not seen as alive"
+        return Finding(PROBLEM, KERNEL, text, "allow fcntl(F_OFD_SETLK, F_OFD_GETLK) in this sandbox")
+    if not rang:
+        remedy = "allow futex in this sandbox; without it nobody can wait for an engine"
+        return Finding(PROBLEM, KERNEL, "a doorbell that was rung in a test ledger woke nobody", remedy)
+    return Finding(OK, KERNEL, "a test ledger took a registration, a publication and a doorbell")

