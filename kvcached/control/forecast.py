@@ -12,6 +12,7 @@ from kvcached.values import Outcome
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from kvcached.replicas import Replica
@@ -95,7 +96,7 @@ def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions:
     replicas = found.replicas
     unchanged = conditions.different and found.desire(limit_tokens)
     return Forecast(
-        "partial" if any(replica.missing for replica in replicas) else "accepted",
+        _status_of(replicas),
         instance_name,
         limit_tokens,
         found.newest if unchanged else found.newest + 1,
@@ -103,6 +104,13 @@ def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions:
         (*warnings_for(replicas, limit_tokens), *found.refused),
         unchanged,
     )
+
+
+def _status_of(replicas: Sequence[Replica]) -> str:
+    writable = {member.ledger.writable for replica in replicas for member in replica.members}
+    if True not in writable:
+        return "unavailable"
+    return "partial" if False in writable or any(replica.missing for replica in replicas) else "accepted"
 
 
 def _with(nothing: Forecast, *, warnings: tuple[str, ...], status: str = "unavailable") -> Forecast:

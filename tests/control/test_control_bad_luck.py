@@ -155,6 +155,29 @@ def test_unusable_files_are_refused_and_the_others_used(control: Control, toys: 
     assert {name: (ledger_dir / f"{name}.ledger").read_bytes() for name in contents} == contents
 
 
+@needs_root
+def test_read_only_mount_keeps_a_publication_out_and_says_so(control: Control, toys: Toys, ledger_dir: Path) -> None:
+    """Where the ledgers may only be read the instance is known, nothing is published, and a dry run foretells it."""
+    toys.start("chat", gpus=f"{ONE},{OTHER}")
+    subprocess.run(["mount", "--bind", ledger_dir, ledger_dir], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", ledger_dir], check=True)
+        found = control.json("set", "5k", "--instance", "chat")
+        result = control.run("set", "5k", "--instance", "chat")
+        dry = control.run("set", "5k", "--instance", "chat", "--dry-run")
+    finally:
+        subprocess.run(["umount", ledger_dir], check=True)
+    assert (found["status"], found["revision"]) == ("unavailable", 0)
+    assert [(gpu["gpu"], gpu["status"], gpu["limit_tokens"]) for gpu in found["gpus"]] == [
+        (ONE, "failed", 16000),
+        (OTHER, "failed", 16000),
+    ]
+    assert (result.returncode, dry.returncode) == (3, 3)
+    assert "no live instance" not in result.stderr
+    assert f"{ledger_dir}/{ONE}.ledger is yours to read only: Read-only file system" in one_line(result)
+    assert control.replica("chat")["members"][0]["revision"] == 0
+
+
 def test_engine_killed(control: Control, toys: Toys) -> None:
     """An engine that is killed is gone at once, and its name is free again."""
     engine = toys.start("chat")

@@ -9,10 +9,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvcached import _native
+from kvcached.arguments import MAX_NOTE_BYTES
 from kvcached.control.diagnosis.directory import LEDGER_BYTES
 from kvcached.control.diagnosis.ledgers import SLOTS
 from kvcached.control.history import RECORDS
-from kvcached.control.options import MAX_NOTE_BYTES
 from kvcached.ledger import LedgerDirectory
 from kvcached.publication import publish
 from kvcached.values import Update

@@ -351,7 +351,7 @@ def test_publication_leaves_a_record(ledger_dir: Path, subscribe: Subscribe) -> 
 
 @pytest.mark.parametrize(
     ("arguments", "program"),
-    [([], "python"), ([""], "python"), (["/x/serve.py", "a"], "serve.py"), (["/x/__main__.py"], "kvcached-control")],
+    [([], "python"), ([""], "python"), (["/x/serve.py", "a"], "serve.py"), (["/x/__main__.py"], "x")],
 )
 def test_record_names_the_program(
     arguments: list[str], program: str, ledger_dir: Path, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch

@@ -126,6 +126,7 @@ def test_packed_trace_comes_through_a_pipe(tmp_path: Path) -> None:
         (bytes_of(LINE) + b"\xff\xfe\n", "line 2: is no text in UTF-8"),
         (b"\x1f\x8b nonsense", "cannot be read"),
     ],
+    ids=["pointer", "array", "cut gzip", "no text", "no gzip"],
 )
 def test_file_that_is_something_else_is_told(tmp_path: Path, content: bytes, words: str) -> None:
     """A file that is no trace is refused by what it is."""
