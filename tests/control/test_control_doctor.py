@@ -226,7 +226,8 @@ def test_full_table(control: Control, ledger_dir: Path) -> None:
     """A ledger of which all slots belong to live engines is named."""
     with ExitStack() as stack:
         for number in range(64):
-            stack.enter_context(handle(ledger_dir, "GPU-0")).register(identity(f"chat-{number}"), 0, 1, number + 1, Update(0, 16000))
+            ledger = stack.enter_context(handle(ledger_dir, "GPU-0"))
+            ledger.register(identity(f"chat-{number}"), 0, 1, number + 1, Update(0, 16000))
         assert named(problems(control), "GPU-0.ledger is full: all 64 slots", "another ledger directory")
 
 

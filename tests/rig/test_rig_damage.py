@@ -1,4 +1,4 @@
-"""What happens to ledgers of a live engine of four ranks while publications go on: no damage sets a limit of its own."""
+"""Damage to the ledgers of a live engine of four ranks, between publications: it sets no limit of its own."""
 
 from __future__ import annotations
 
