@@ -39,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--history",
         action="store_true",
-        help="also show who published what and when (the last 32 publications of each GPU, to all instances)",
+        help="also show who published what and when (the last 64 publications of each GPU, to all instances)",
     )
     add_json(parser)
     parser.set_defaults(run=run)
