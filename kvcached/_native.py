@@ -337,16 +337,17 @@ class Handle:
         return _check(self._lib.kvl_is_owned(self._ledger, index, incarnation), "whether a slot is owned") == 1
 
     def raise_desired(
-        self, index: int, incarnation: int, update: Update, record: AuditRecord | None = None
+        self, index: int, incarnation: int, update: Update, record: AuditRecord | None = None, *, floor: int = 0
     ) -> tuple[bool, Update]:
         """Publish ``update`` if its revision is higher; return whether it was, and the pair found.
 
-        ``record`` is appended to the file's record, with the pairs before and after filled in. Raises
-        :class:`ProcessLookupError` if ``incarnation`` does not own the slot any more.
+        ``record`` is appended to the file's record, with the pairs before and after filled in. ``floor`` is a revision
+        that was read there before. Raises :class:`ProcessLookupError` if ``incarnation`` does not own the slot any more,
+        and :class:`DamagedLedgerError` if the word went back below ``floor``.
         """
         found = self._ffi.new("uint64_t *")
         raw = self._ffi.NULL if record is None else self._audit_to(record)
-        code = _check(self._lib.kvl_raise(self._ledger, index, incarnation, pack(update), raw, found), "raise")
+        code = _check(self._lib.kvl_raise(self._ledger, index, incarnation, pack(update), floor, raw, found), "raise")
         return code == self._lib.KVL_RAISED, unpack(found[0])
 
     def acknowledge(self, report: Report) -> None:

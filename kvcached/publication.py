@@ -156,7 +156,11 @@ class _Attempt:
             return None
         try:
             _, found = member.ledger.handle.raise_desired(
-                member.index, member.slot.incarnation, self.update, self._record
+                member.index,
+                member.slot.incarnation,
+                self.update,
+                self._record,
+                floor=member.slot.desired.revision,
             )
         except OSError as error:
             self._note(member, MemberResultStatus.FAILED, None, _failure(error))

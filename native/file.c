@@ -5,7 +5,6 @@
 #include "handle.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,8 +81,17 @@ static int open_above_standard(int directory_fd, const char *name, int flags, mo
  * on the list. So a child closes all of its copies, and never finds the lock taken. */
 
 static pthread_mutex_t handles_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static kvl_ledger *handles;
+
+/* Whether the descriptor is still open on the file that was opened: 0, or -EBADF for one that somebody else closed and
+ * that may be another file's by now. */
+static int check_descriptor(const kvl_ledger *ledger, struct stat *status)
+{
+    if (ledger->fd < 0 || fstat(ledger->fd, status) != 0) {
+        return -EBADF;
+    }
+    return (uint64_t)status->st_dev == ledger->device && (uint64_t)status->st_ino == ledger->inode ? 0 : -EBADF;
+}
 
 static void before_fork(void)
 {
@@ -100,22 +108,23 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
     for (kvl_ledger *ledger = handles; ledger != NULL; ledger = ledger->next) {
-        if (ledger->fd >= 0) {
+        struct stat status;
+        if (check_descriptor(ledger, &status) == 0) {
             close(ledger->fd);
-            ledger->fd = -1;
         }
+        ledger->fd = -1;
     }
     pthread_mutex_unlock(&handles_lock);
 }
 
-static void watch_forks(void)
+/* As the library is loaded: at the first opening another thread could be past the handlers of its fork already. */
+__attribute__((constructor)) static void watch_forks(void)
 {
     (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 void kvl_lock_handles(void)
 {
-    pthread_once(&fork_once, watch_forks);
     pthread_mutex_lock(&handles_lock);
 }
 
@@ -323,6 +332,7 @@ static int make_handle(int directory_fd, const char *name, const kvl_ledger *ope
         return -ENOMEM;
     }
     *ledger = *opened;
+    pthread_mutex_init(&ledger->raising, NULL); /* cannot fail without attributes */
     int result = map_apart(directory_fd, name, ledger);
     if (result < 0) {
         free(ledger);
@@ -379,16 +389,6 @@ int kvl_open(int directory_fd, const char *name, int writable, struct kvl_file *
     return result;
 }
 
-/* Whether the descriptor is still open on the file that was opened: 0, or -EBADF for one that somebody else closed and
- * that may be another file's by now. */
-static int check_descriptor(const kvl_ledger *ledger, struct stat *status)
-{
-    if (ledger->fd < 0 || fstat(ledger->fd, status) != 0) {
-        return -EBADF;
-    }
-    return (uint64_t)status->st_dev == ledger->device && (uint64_t)status->st_ino == ledger->inode ? 0 : -EBADF;
-}
-
 void kvl_close(kvl_ledger *ledger)
 {
     if (ledger == NULL) {
@@ -402,6 +402,7 @@ void kvl_close(kvl_ledger *ledger)
     }
     kvl_unlock_handles();
     munmap(ledger->file, KVL_FILE_BYTES);
+    pthread_mutex_destroy(&ledger->raising);
     free(ledger);
 }
 

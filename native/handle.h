@@ -10,6 +10,7 @@
 #endif
 
 #include <errno.h>
+#include <pthread.h>
 #include <sys/types.h>
 #include <time.h>
 
@@ -21,9 +22,11 @@ struct kvl_ledger {
     struct layout_file *file;
     int fd; /* holds the locks; -1 in a forked child */
     int writable;
-    int slot; /* what was registered through this handle, else -1 */
-    int owns; /* whether it is still registered */
-    uint64_t incarnation;
+    /* Set by kvl_register in this order, while other threads may look. */
+    _Atomic uint64_t incarnation;
+    _Atomic int slot; /* what was registered through this handle, else -1 */
+    _Atomic int owns; /* whether it is still registered */
+    pthread_mutex_t raising; /* threads share the handle's locks: the first one to finish would unlock for the others */
     uint64_t device;
     uint64_t inode;
     struct layout_stamp stamp; /* as the file was opened */
@@ -54,7 +57,7 @@ void kvl_unlock_handles(void);
 /* Open the file once more under its name, read-only, for looking at the handle's own locks: 0, KVL_E_REPLACED, -errno. */
 int kvl_open_again(const kvl_ledger *ledger, int directory_fd, const char *name, int *fd);
 
-/* isolate.c: run `function` where a fault in mapped ledger memory ends nothing: its result (0 to 100), KVL_E_DAMAGED
+/* isolate.c: run `function` where a fault in mapped ledger memory ends nothing: its result, KVL_E_DAMAGED
  * after such a fault, or -errno. What it leaves in `argument`, `size` bytes, is copied back. */
 int kvl_isolated(int (*function)(void *argument), void *argument, size_t size);
 

@@ -22,6 +22,7 @@ enum { STACK_BYTES = 64 * 1024, FAULTED = 101 };
 struct call {
     int (*function)(void *);
     sigset_t mask;
+    int result; /* not by the exit status: another thread may reap every child, whosever it is */
     _Alignas(16) unsigned char argument[1024];
 };
 
@@ -52,23 +53,19 @@ static int run_in_child(void *memory)
     sigfillset(&mask);
     sigdelset(&mask, SIGBUS);
     (void)sigprocmask(SIG_SETMASK, &mask, NULL); /* handlers of the parent must not run here */
-    _exit(call->function(call->argument));
+    call->result = call->function(call->argument);
+    return 0; /* which ends it */
 }
 
-static int reap(pid_t child)
+/* Its result is -EIO as long as it has none: then somebody killed it. */
+static int reap(pid_t child, const struct call *call)
 {
     int status = 0;
-    pid_t result;
+    pid_t reaped;
     do {
-        result = waitpid(child, &status, __WALL);
-    } while (result < 0 && errno == EINTR);
-    if (result != child) {
-        return -errno;
-    }
-    if (!WIFEXITED(status)) {
-        return -EIO; /* somebody killed it */
-    }
-    return WEXITSTATUS(status) == FAULTED ? KVL_E_DAMAGED : WEXITSTATUS(status);
+        reaped = waitpid(child, &status, __WALL);
+    } while (reaped < 0 && errno == EINTR);
+    return reaped == child && WIFEXITED(status) && WEXITSTATUS(status) == FAULTED ? KVL_E_DAMAGED : call->result;
 }
 
 static int run(unsigned char *memory)
@@ -76,13 +73,14 @@ static int run(unsigned char *memory)
     struct call *call = (struct call *)(void *)memory;
     sigset_t all;
     sigfillset(&all);
+    call->result = -EIO;
     sigprocmask(SIG_SETMASK, &all, &call->mask);
     /* No signal at its end: a server may count its own children by SIGCHLD. Emulators know no other than SIGCHLD. */
     pid_t child = clone(run_in_child, memory + STACK_BYTES, CLONE_VM | CLONE_VFORK, memory);
     if (child < 0 && errno == EINVAL) {
         child = clone(run_in_child, memory + STACK_BYTES, CLONE_VM | CLONE_VFORK | SIGCHLD, memory);
     }
-    int result = child < 0 ? -errno : reap(child);
+    int result = child < 0 ? -errno : reap(child, call);
     sigset_t mask = call->mask;
     sigprocmask(SIG_SETMASK, &mask, NULL);
     return result;

@@ -222,12 +222,13 @@ int kvl_desired(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, u
 int kvl_agree(const kvl_ledger *const *ledgers, uint32_t count, uint64_t *word);
 
 /* Set the desired word to `word` by compare-and-swap if its revision is lower, while `incarnation` owns the slot, and
- * append `record` (may be NULL) with `before` and `after` filled in.
- * KVL_RAISED, KVL_OVERTAKEN if the word found has this revision or a higher one, -ESRCH if the slot has no or another
- * owner, KVL_E_DAMAGED, -EBADF for a handle that is read-only or inherited, or -errno. *found is the word that was
+ * append `record` (may be NULL) with `before` and `after` filled in. `floor` is a revision that the caller read in the
+ * word before.
+ * KVL_RAISED, KVL_OVERTAKEN if the word found has this revision or a higher one, KVL_E_SET_BACK if it is below `floor`
+ * (an old copy of the file was put back), -ESRCH if the slot has no or another owner, KVL_E_DAMAGED, -EBADF for a handle that is read-only or inherited, or -errno. *found is the word that was
  * replaced or that won. It repeats only when another publisher succeeded. */
-int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t word, const struct kvl_audit *record,
-              uint64_t *found);
+int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t word, uint32_t floor,
+              const struct kvl_audit *record, uint64_t *found);
 
 /* 1 if `incarnation` owns the slot, 0 if not, or an error, which says neither. */
 int kvl_is_owned(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation);

@@ -144,8 +144,8 @@ int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64
     if (result < 0) {
         return result;
     }
-    ledger->slot = index;
     ledger->incarnation = incarnation;
+    ledger->slot = index;
     ledger->owns = 1;
     /* StoreLoad: two that register at once each look for the other afterwards, and one of them finds the other. */
     atomic_thread_fence(memory_order_seq_cst);
@@ -360,6 +360,7 @@ struct raise {
     uint64_t incarnation;
     uint64_t word;
     uint64_t found;
+    uint32_t floor;
     int has_record;
     struct kvl_audit record;
 };
@@ -371,6 +372,10 @@ static int swap(void *argument)
     uint64_t current = atomic_load_explicit(&ownership->desired, memory_order_relaxed); /* the swap below decides */
     KVL_POINT("swap:read");
     while (revision_of(current) < revision_of(call->word)) {
+        if (revision_of(current) < call->floor) {
+            call->found = current;
+            return KVL_E_SET_BACK;
+        }
         /* release pairs with the acquire fence in kvl_agree; acquire keeps stores to later members behind this one */
         if (atomic_compare_exchange_weak_explicit(&ownership->desired, &current, call->word, memory_order_acq_rel,
                                                   memory_order_relaxed)) {
@@ -397,8 +402,22 @@ static int raise_owned(kvl_ledger *ledger, struct raise *call)
     return kvl_isolated(swap, call, sizeof *call);
 }
 
-int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t word, const struct kvl_audit *record,
-              uint64_t *found)
+static int raise_locked(kvl_ledger *ledger, struct raise *call)
+{
+    int result = set_lock(ledger, slot_lock(call->slot, PUBLISHER_BYTE, 1, F_RDLCK));
+    if (result < 0) {
+        return is_taken(result) ? -ESRCH : result; /* taken by a registration: the slot has another owner now */
+    }
+    KVL_POINT("raise:locked");
+    result = raise_owned(ledger, call);
+    KVL_POINT("raise:swapped");
+    (void)set_lock(ledger, slot_lock(call->slot, PUBLISHER_BYTE, 1, F_UNLCK));
+    KVL_POINT("raise:done");
+    return result;
+}
+
+int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t word, uint32_t floor,
+              const struct kvl_audit *record, uint64_t *found)
 {
     *found = 0;
     if (slot >= KVL_SLOTS) {
@@ -411,21 +430,15 @@ int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t 
     if (result < 0) {
         return result;
     }
-    result = set_lock(ledger, slot_lock(slot, PUBLISHER_BYTE, 1, F_RDLCK));
-    if (result < 0) {
-        return is_taken(result) ? -ESRCH : result; /* taken by a registration: the slot has another owner now */
-    }
-    KVL_POINT("raise:locked");
-    struct raise call = {.file = ledger->file, .slot = slot, .incarnation = incarnation, .word = word};
+    struct raise call = {.file = ledger->file, .slot = slot, .incarnation = incarnation, .word = word, .floor = floor};
     if (record != NULL) {
         call.record = *record;
         call.has_record = 1;
     }
-    result = raise_owned(ledger, &call);
+    pthread_mutex_lock(&ledger->raising);
+    result = raise_locked(ledger, &call);
+    pthread_mutex_unlock(&ledger->raising);
     *found = call.found;
-    KVL_POINT("raise:swapped");
-    (void)set_lock(ledger, slot_lock(slot, PUBLISHER_BYTE, 1, F_UNLCK));
-    KVL_POINT("raise:done");
     return result;
 }
 

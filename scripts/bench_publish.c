@@ -48,7 +48,7 @@ static void publish(const char *directory, unsigned members)
     uint64_t found;
     for (unsigned i = 0; i < members; i++) {
         uint64_t word = (newest + 1) << 32;
-        if (kvl_raise(ledgers[i], indices[i], slots[i].incarnation, word, &record, &found) != KVL_RAISED) {
+        if (kvl_raise(ledgers[i], indices[i], slots[i].incarnation, word, 0, &record, &found) != KVL_RAISED) {
             exit(2);
         }
     }

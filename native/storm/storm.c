@@ -8,9 +8,9 @@
  * members lives through it. After each batch: its words hold only what was published, a revision means one limit, words
  * only rose, the dead are dead, and an undisturbed publication is raised everywhere. Prints figures; 1 on a violation.
  */
-#define _GNU_SOURCE
+#include "../handle.h"
+
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,10 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
-
-#include "../handle.h"
 
 enum { MEMBERS = 8, BATCH = 100, AT_ONCE = 4, REVISIONS = 1 << 22 };
 
@@ -69,15 +66,16 @@ static int publish(kvl_ledger *const *ledgers)
     uint64_t found;
     for (int i = 0; i < MEMBERS; i++) {
         struct kvl_slot slot;
-        if (kvl_read_slot(ledgers[i], slots[i], &slot) != 1) {
+        if (kvl_read_slot(ledgers[i], slots[i], &slot) != KVL_ALIVE) {
             violated("the engine was not alive", i, 0);
         }
         newest = (uint32_t)(slot.desired >> 32) > newest ? (uint32_t)(slot.desired >> 32) : newest;
     }
+    struct kvl_audit record = {.pid = (uint32_t)getpid()};
     for (;;) {
         uint64_t word = (uint64_t)(newest + 1) << 32 | (uint32_t)limit;
-        int first = kvl_raise(ledgers[0], slots[0], 1, word, &found);
-        if (first == KVL_LOST) {
+        int first = kvl_raise(ledgers[0], slots[0], 1, word, 0, &record, &found);
+        if (first == KVL_OVERTAKEN) {
             newest = (uint32_t)(found >> 32);
             continue;
         }
@@ -86,12 +84,10 @@ static int publish(kvl_ledger *const *ledgers)
         }
         int everywhere = 1;
         for (int i = 1; i < MEMBERS; i++) {
-            everywhere &= kvl_raise(ledgers[i], slots[i], 1, word, &found) == KVL_RAISED;
+            everywhere &= kvl_raise(ledgers[i], slots[i], 1, word, 0, &record, &found) == KVL_RAISED;
         }
         for (int i = 0; i < MEMBERS; i++) {
-            struct kvl_audit record = {.after = word, .pid = (uint32_t)getpid()};
-            kvl_ring(ledgers[i], KVL_PUBLISHED);
-            (void)kvl_audit_write(ledgers[i], &record);
+            (void)kvl_ring(ledgers[i], KVL_PUBLISHED);
         }
         shared->publications++;
         return everywhere;
@@ -120,22 +116,20 @@ static void be_engine(void)
     struct kvl_report report = {.reason = "alive"};
     for (;;) {
         kvl_ledger *ledgers[MEMBERS];
-        uint32_t own[MEMBERS];
         for (int i = 0; i < MEMBERS; i++) {
             ledgers[i] = open_member(i, 1);
             int slot = kvl_register(ledgers[i], &identity, (uint64_t)getpid() | UINT64_C(1) << 40, 7);
             if (slot < 0) {
                 violated("registering failed", i, slot);
             }
-            own[i] = (uint32_t)slot;
         }
         for (int n = 0; n < 8 * MEMBERS; n++) {
-            (void)kvl_acknowledge(ledgers[n % MEMBERS], own[n % MEMBERS], &report);
-            kvl_ring(ledgers[n % MEMBERS], KVL_ACKNOWLEDGED);
+            (void)kvl_acknowledge(ledgers[n % MEMBERS], &report);
+            (void)kvl_ring(ledgers[n % MEMBERS], KVL_ACKNOWLEDGED);
         }
         for (int i = 0; i < MEMBERS; i++) {
             if (i % 2 == 0) {
-                (void)kvl_unregister(ledgers[i], own[i]);
+                (void)kvl_unregister(ledgers[i]);
             }
             kvl_close(ledgers[i]);
         }
@@ -176,7 +170,7 @@ static void observe(kvl_ledger *const *observers, uint32_t *newest)
     uint64_t first = 0;
     for (int i = MEMBERS - 1; i >= 0; i--) {
         struct kvl_slot slot;
-        if (kvl_read_slot(observers[i], slots[i], &slot) != 1 || slot.incarnation != 1) {
+        if (kvl_read_slot(observers[i], slots[i], &slot) != KVL_ALIVE || slot.incarnation != 1) {
             violated("the engine was not alive", i, 0);
         }
         uint32_t revision = (uint32_t)(slot.desired >> 32);
@@ -197,7 +191,7 @@ static void observe(kvl_ledger *const *observers, uint32_t *newest)
     splits += (uint64_t)split;
 }
 
-/* What a creation that was killed leaves may be removed at any time. */
+/* A creation that was killed leaves no other name than the one it was asked for, and that one whole. */
 static void sweep(void)
 {
     DIR *listing = fdopendir(openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -205,8 +199,17 @@ static void sweep(void)
         violated("no listing", errno, 0);
     }
     for (struct dirent *entry = readdir(listing); entry != NULL; entry = readdir(listing)) {
-        if (strncmp(entry->d_name, ".n", 2) == 0 || entry->d_name[0] == 'n') {
+        if (entry->d_name[0] == 'n') {
+            struct kvl_file file;
+            kvl_ledger *ledger = NULL;
+            int code = kvl_open(directory, entry->d_name, 1, &file, &ledger);
+            if (code != 0) {
+                violated("a ledger was made in part", code, (long long)file.size);
+            }
+            kvl_close(ledger);
             (void)unlinkat(directory, entry->d_name, 0);
+        } else if (entry->d_name[0] != 'm' && strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            violated("a creation left another name", entry->d_name[0], 0);
         }
     }
     closedir(listing);
@@ -217,21 +220,23 @@ static void check_rest(kvl_ledger *const *observers, kvl_ledger *const *publishe
     for (int i = 0; i < MEMBERS; i++) {
         for (uint32_t slot = 0; slot < KVL_SLOTS; slot++) {
             struct kvl_slot copy;
-            if (kvl_read_slot(observers[i], slot, &copy) == 1 && strcmp(copy.identity.instance, "target") != 0) {
+            if (kvl_read_slot(observers[i], slot, &copy) > KVL_DEAD && strcmp(copy.identity.instance, "target") != 0) {
                 violated("a dead engine is alive", i, slot);
             }
         }
     }
-    const uint64_t *words[MEMBERS];
     uint64_t word;
     if (!publish(publishers)) {
         violated("an undisturbed publication was overtaken", 0, 0);
     }
-    for (int i = 0; i < MEMBERS; i++) {
-        words[i] = kvl_desired_word(engine[i], slots[i]);
-    }
-    if (kvl_agree(words, MEMBERS, &word) != 1) {
+    if (kvl_agree((const kvl_ledger *const *)engine, MEMBERS, &word) != 1) {
         violated("an undisturbed publication left a split", 0, 0);
+    }
+    for (int i = 0; i < MEMBERS; i++) {
+        int code = kvl_check(engine[i], directory, names[i], (uint32_t)(word >> 32));
+        if (code != 0) {
+            violated("the engine's own registration is not as it was made", i, code);
+        }
     }
 }
 
@@ -261,7 +266,7 @@ static pid_t start_victim(int is_engine, clockid_t clock, uint64_t ns)
     pid_t pid = fork();
     if (pid == 0) {
         for (int i = 0; i < MEMBERS; i++) {
-            kvl_release(engine[i]);
+            kvl_close(engine[i]);
         }
         die_after(clock, ns);
         if (is_engine) {

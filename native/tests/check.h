@@ -5,10 +5,7 @@
 #ifndef CHECK_H
 #define CHECK_H
 
-#include <stdint.h>
-#include <sys/types.h>
-
-#include "../handle.h"
+#include "../handle.h" /* first: it says which system the headers describe */
 
 typedef void (*test_function)(void);
 
@@ -54,9 +51,6 @@ uint64_t word_of(uint32_t revision, int32_t limit);
 uint32_t revision_in(uint64_t word);
 int32_t limit_in(uint64_t word);
 
-/* Let two handles of one file share a mapping, so that a race detector sees one memory. Neither is closed then. */
-void share_mapping(kvl_ledger *ledger, const kvl_ledger *with);
-
 /* Start a process that runs `function` and ends with status 0; fail unless it does so when joined. */
 pid_t start(void (*function)(void *), void *argument);
 void join(pid_t child);
@@ -64,5 +58,22 @@ void join(pid_t child);
 void finish_off(pid_t child);
 /* Zeroed memory that forked processes share. */
 void *shared_memory(size_t size);
+
+/* From now on this process's fcntl with `command` fails with `error`; with `fd` >= 0 only on that descriptor. 0 where
+ * system calls cannot be filtered, which is noted: such a test holds nothing there. */
+int refuse_fcntl(int command, int fd, int error);
+/* Whether stores are made where a cut file ends nothing. Builds under a race detector make them in the process itself. */
+int isolates(void);
+/* Whether the tests run under an emulator (KVL_EMULATED is set), which forks and signals in its own way. */
+int emulated(void);
+
+/* The bytes of a ledger, and what damages them in place: the inode stays the same. */
+struct bytes {
+    unsigned char content[KVL_FILE_BYTES];
+    int64_t size;
+};
+struct bytes bytes_of(const char *name);
+void put_bytes(const char *name, const struct bytes *bytes);
+void cut(const char *name, int64_t size);
 
 #endif /* CHECK_H */

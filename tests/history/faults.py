@@ -77,8 +77,9 @@ class StoringHandle(RecordingHandle):
     """Reads, compares and stores, instead of comparing and swapping at once."""
 
     def raise_desired(
-        self, index: int, _incarnation: int, update: Update, _record: _native.AuditRecord | None = None
+        self, index: int, _incarnation: int, update: Update, _record: _native.AuditRecord | None = None, *, floor: int = 0
     ) -> tuple[bool, Update]:
+        del floor
         start = time.monotonic_ns()
         slot = self.read_slot(index)
         assert slot is not None
@@ -98,10 +99,10 @@ class TakesEqualForOwn(RecordingHandle):
     """Takes a word of the revision that it wanted to write for its own, whatever its limit."""
 
     def raise_desired(
-        self, index: int, incarnation: int, update: Update, record: _native.AuditRecord | None = None
+        self, index: int, incarnation: int, update: Update, record: _native.AuditRecord | None = None, *, floor: int = 0
     ) -> tuple[bool, Update]:
-        raised, found = super().raise_desired(index, incarnation, update, record)
-        return raised or found.revision == update.revision, found
+        raised, found = super().raise_desired(index, incarnation, update, record, floor=floor)
+        return raised, update if found.revision == update.revision else found
 
 
 def break_publisher(fault: str) -> None:

@@ -31,10 +31,10 @@ class RecordingHandle(_native.Handle):
         self.member = GPUS.index(name.removesuffix(".ledger"))
 
     def raise_desired(
-        self, index: int, incarnation: int, update: Update, record: _native.AuditRecord | None = None
+        self, index: int, incarnation: int, update: Update, record: _native.AuditRecord | None = None, *, floor: int = 0
     ) -> tuple[bool, Update]:
         start = time.monotonic_ns()
-        raised, found = super().raise_desired(index, incarnation, update, record)
+        raised, found = super().raise_desired(index, incarnation, update, record, floor=floor)
         end = time.monotonic_ns()
         self.raises.append([start, end, self.member, pair(update), raised, pair(found)])
         return raised, found

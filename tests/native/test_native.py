@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ SOURCES = [str(path) for path in sorted(NATIVE.glob("*.c"))]
 TESTS = [str(path) for path in sorted((NATIVE / "tests").glob("*.c"))]
 LIBRARY = ROOT / "kvcached" / "libkvledger.so"
 STRICT = ["-std=c11", "-g", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Werror"]
+STRICTEST = [*STRICT, "-Wcast-qual", "-Wpedantic", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes"]
+CPLUSPLUS = {"gcc": "g++", "clang": "clang++"}
 
 STRESS_MS = {"plain": "400", "crash": "50", "address": "150", "thread": "300"}
 BUILDS = {
@@ -27,19 +30,38 @@ BUILDS = {
     "thread": ["-O1", "-fsanitize=thread"],
 }
 COMPILERS = [compiler for compiler in ("gcc", "clang") if shutil.which(compiler)]
+KERNEL_HEADERS = ["/usr/include", f"/usr/include/{platform.machine()}-linux-gnu"]
+MUSL = ["-static", *(flag for path in KERNEL_HEADERS for flag in ("-idirafter", path))]
+"""musl-gcc leaves the kernel's own headers out."""
 
 
-def build(compiler: str, kind: str, target: Path) -> Path:
+def run(command: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command and return what it said; the caller looks at its status."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
+
+
+def build(compiler: str, flags: list[str], target: Path) -> Path:
     """Compile the tests together with the library; skip where a compiler came without that sanitizer's library."""
-    flags = [*STRICT, *BUILDS[kind]]
-    if compiler == "gcc" and kind == "thread":
-        flags.append("-Wno-tsan")  # it does not model fences; all that is fenced here is atomic as well
-    command = [compiler, *flags, "-o", str(target), *SOURCES, *TESTS]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = run([compiler, *STRICT, *flags, "-o", str(target), *SOURCES, *TESTS])
     if result.returncode != 0 and re.search(r"cannot find .*(asan|tsan|ubsan|clang_rt)", result.stderr):
-        pytest.skip(f"{compiler} has no library for {kind}")
+        pytest.skip(f"{compiler} has no library for {flags}")
     assert result.returncode == 0, result.stderr
     return target
+
+
+def run_tests(program: Path, directory: Path, stress_ms: str) -> None:
+    """Run the C tests; each of them must pass."""
+    directory.mkdir()
+    environment = {
+        **os.environ,
+        "KVL_STRESS_MS": os.environ.get("KVL_STRESS_MS", stress_ms),
+        "ASAN_OPTIONS": "handle_sigbus=0:allocator_may_return_null=1",
+        "TSAN_OPTIONS": "handle_sigbus=0:halt_on_error=1:exitcode=66",
+    }
+    result = run([str(program), str(directory)], environment)
+    print(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "not ok" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -48,20 +70,47 @@ def build(compiler: str, kind: str, target: Path) -> Path:
 )
 def test_c_tests_hold(compiler: str, kind: str, tmp_path: Path) -> None:
     """Every C test passes, plain, with crash points, and under the sanitizers."""
-    program = build(compiler, kind, tmp_path / "tests")
-    directory = tmp_path / "files"
-    directory.mkdir()
-    environment = {
-        **os.environ,
-        "KVL_STRESS_MS": os.environ.get("KVL_STRESS_MS", STRESS_MS[kind]),
-        "ASAN_OPTIONS": "handle_sigbus=0:allocator_may_return_null=1",
-        "TSAN_OPTIONS": "handle_sigbus=0:halt_on_error=1:exitcode=66",
-    }
-    command = [str(program), str(directory)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
-    print(result.stdout)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "not ok" not in result.stdout
+    flags = list(BUILDS[kind])
+    if compiler == "gcc" and kind == "thread":
+        flags.append("-Wno-tsan")  # it does not model fences; what they order is read by the kernel
+    run_tests(build(compiler, flags, tmp_path / "tests"), tmp_path / "files", STRESS_MS[kind])
+
+
+def test_c_tests_hold_with_musl(tmp_path: Path) -> None:
+    """Every C test passes with the second libc, linked statically."""
+    if shutil.which("musl-gcc") is None:
+        pytest.skip("no musl-gcc")
+    run_tests(build("musl-gcc", ["-O2", "-DKVL_CRASH_POINTS", *MUSL], tmp_path / "tests"), tmp_path / "files", "50")
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_library_has_no_warnings(compiler: str, tmp_path: Path) -> None:
+    """The library compiles without a word under more warnings than it is built with."""
+    for source in SOURCES:
+        result = run([compiler, *STRICTEST, "-O2", "-fPIC", "-c", source, "-o", str(tmp_path / "object.o")])
+        assert (result.returncode, result.stderr) == (0, ""), source
+
+
+def test_make_builds_checks_and_installs(tmp_path: Path) -> None:
+    """The Makefile builds, passes its own check with the caller's flags, and installs what a C program needs."""
+    compiler = COMPILERS[0] if COMPILERS else pytest.skip("no C compiler")
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    copy = shutil.copytree(NATIVE, tmp_path / "native", ignore=shutil.ignore_patterns("corpus", "build"))
+    make = ["make", "-C", str(copy), f"CC={compiler}", "CFLAGS=-O1 -g", "CPPFLAGS=-DUNUSED_HERE=1", "WERROR=1"]
+    environment = {**os.environ, "KVL_STRESS_MS": "30"}
+    for target in (["check"], ["install", "PREFIX=/usr", f"DESTDIR={tmp_path / 'root'}"]):
+        result = run([*make, *target], environment)
+        assert result.returncode == 0, result.stdout + result.stderr
+    assert "-DUNUSED_HERE=1" in result.stdout
+    installed = tmp_path / "root/usr"
+    source = tmp_path / "user.c"
+    source.write_text("#include <kvledger.h>\nint main(void) { kvl_close(0); return 0; }\n")
+    program = str(tmp_path / "user")
+    flags = [f"-I{installed}/include", f"-L{installed}/lib", f"-Wl,-rpath,{installed}/lib"]
+    result = run([compiler, *flags, "-o", program, str(source), "-lkvledger"])
+    assert result.returncode == 0, result.stderr
+    assert run([program]).returncode == 0
 
 
 def exported_names() -> set[str]:
@@ -101,6 +150,21 @@ def test_library_needs_nothing_but_libc() -> None:
     assert [words[-1] for words in strong if "@GLIBC_" not in words[-1]] == []
 
 
+def test_only_the_isolated_stores_touch_signals(tmp_path: Path) -> None:
+    """No object but the one of isolate.c refers to a function that sets a signal's handler or mask."""
+    compiler = COMPILERS[0] if COMPILERS else pytest.skip("no C compiler")
+    if shutil.which("nm") is None:
+        pytest.skip("no nm")
+    users = {}
+    for source in SOURCES:
+        target = str(tmp_path / f"{Path(source).stem}.o")
+        assert run([compiler, *STRICT, "-O2", "-fPIC", "-c", source, "-o", target]).returncode == 0
+        names = run(["nm", "--undefined-only", target]).stdout
+        users[Path(source).name] = bool(re.search(r"\b(sig\w+|signal|bsd_signal|sysv_signal|signalfd)\b", names))
+    assert users.pop("isolate.c") is True
+    assert not any(users.values()), users
+
+
 def test_binding_and_header_agree_to_the_last_offset(tmp_path: Path) -> None:
     """A C file that states every size, offset, constant and prototype of the binding compiles with the header."""
     compiler = COMPILERS[0] if COMPILERS else pytest.skip("no C compiler")
@@ -138,15 +202,22 @@ def test_binding_and_header_agree_to_the_last_offset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_header_stands_alone_in_c_and_in_cplusplus(compiler: str, tmp_path: Path) -> None:
-    """The public header compiles by itself, twice included, as C11 and where there is a compiler as C++."""
-    languages = {"c": "c11"}
-    if shutil.which({"gcc": "g++", "clang": "clang++"}[compiler]):
-        languages["c++"] = "c++17"
+    """The public header, twice included, compiles and links by itself, as C11 and where there is a compiler as C++."""
+    functions = sorted(declared_names())
+    addresses = ",\n    ".join(f"(void (*)(void))&{name}" for name in functions)
     source = tmp_path / "alone.c"
-    source.write_text('#include "kvledger.h"\n#include "kvledger.h"\nint unused_here;\n')
-    for language, standard in languages.items():
-        command = [compiler, "-x", language, f"-std={standard}", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}"]
-        result = subprocess.run(
-            [*command, "-c", str(source), "-o", str(tmp_path / "alone.o")], capture_output=True, text=True, check=False
-        )
+    source.write_text(
+        '#include "kvledger.h"\n#include "kvledger.h"\n'
+        f"void (*const all[])(void) = {{\n    {addresses}}};\n"
+        "int main(int count, char **names)\n{\n    (void)names;\n    return all[count] == 0;\n}\n"
+    )
+    languages = {"c": (compiler, "c11")}
+    if shutil.which(CPLUSPLUS[compiler]):
+        languages["c++"] = (CPLUSPLUS[compiler], "c++17")
+    for language, (program, standard) in languages.items():
+        flags = [f"-std={standard}", "-Wall", "-Wextra", "-Wno-cast-function-type", "-Werror", f"-I{NATIVE}"]
+        target = str(tmp_path / f"alone-{program}")
+        link = ["-x", "none", str(LIBRARY), f"-Wl,-rpath,{LIBRARY.parent}"]
+        result = run([program, *flags, "-x", language, str(source), *link, "-o", target])
         assert result.returncode == 0, result.stderr
+        assert run([target]).returncode == 0
