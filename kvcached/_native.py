@@ -342,8 +342,8 @@ class Handle:
         """Publish ``update`` if its revision is higher; return whether it was, and the pair found.
 
         ``record`` is appended to the file's record, with the pairs before and after filled in. ``floor`` is a revision
-        that was read there before. Raises :class:`ProcessLookupError` if ``incarnation`` does not own the slot any more,
-        and :class:`DamagedLedgerError` if the word went back below ``floor``.
+        that was read there before. Raises :class:`ProcessLookupError` if ``incarnation`` does not own the slot any
+        more, and :class:`DamagedLedgerError` if the word went back below ``floor``.
         """
         found = self._ffi.new("uint64_t *")
         raw = self._ffi.NULL if record is None else self._audit_to(record)

@@ -77,7 +77,13 @@ class StoringHandle(RecordingHandle):
     """Reads, compares and stores, instead of comparing and swapping at once."""
 
     def raise_desired(
-        self, index: int, _incarnation: int, update: Update, _record: _native.AuditRecord | None = None, *, floor: int = 0
+        self,
+        index: int,
+        _incarnation: int,
+        update: Update,
+        _record: _native.AuditRecord | None = None,
+        *,
+        floor: int = 0,
     ) -> tuple[bool, Update]:
         del floor
         start = time.monotonic_ns()
@@ -102,7 +108,8 @@ class TakesEqualForOwn(RecordingHandle):
         self, index: int, incarnation: int, update: Update, record: _native.AuditRecord | None = None, *, floor: int = 0
     ) -> tuple[bool, Update]:
         raised, found = super().raise_desired(index, incarnation, update, record, floor=floor)
-        return raised, update if found.revision == update.revision else found
+        equal = found.revision == update.revision
+        return raised or equal, Update(update.revision - 1, 0) if equal else found
 
 
 def break_publisher(fault: str) -> None:

@@ -82,7 +82,7 @@ def _remedy(refusal: Refusal) -> str:
 
 
 _REMEDIES = {
-    Fault.DAMAGED: "its engine sets it aside within seconds; if it is still here then, remove it: engines make a new one",
+    Fault.DAMAGED: "its engine makes a new one within seconds; if this is still here then, remove it",
     Fault.NO_LEDGER: "remove it, or move it elsewhere; engines make a new one in its place",
     Fault.OTHER_VERSION: "use the release of the engines that made it; remove it only when they have stopped",
     Fault.FORBIDDEN: "run as a user who may read it; it may be in use by a healthy engine",
