@@ -56,6 +56,11 @@ class Update:
     limit_tokens: int
 
 
+def kept_tokens(limit_tokens: int, block_tokens: int) -> int:
+    """Return how many idle tokens an engine may keep under a limit: at least a block of a positive one. -1 is any."""
+    return max(limit_tokens, block_tokens) if limit_tokens > 0 else max(limit_tokens, UNLIMITED)
+
+
 def pack(update: Update) -> int:
     """Return the 64-bit ledger word of a pair: revision in the upper half, limit (signed) in the lower."""
     return update.revision << 32 | update.limit_tokens & 0xFFFFFFFF

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcached.control.text import BAD, BUSY, count, limit_text, pair_text, printable
-from kvcached.values import Outcome
+from kvcached.values import Outcome, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def remarks_of(replica: ReplicaStatus) -> Iterator[tuple[str, str]]:
 def _outcome(replica: ReplicaStatus) -> Iterator[tuple[str, str]]:
     reason = printable(replica.reason) or "no reason given"
     limit = limit_text(replica.applied.limit_tokens)
-    excess = replica.idle_tokens - max(replica.applied.limit_tokens, 0)
+    kept = kept_tokens(replica.applied.limit_tokens, replica.block_tokens)
+    excess = replica.idle_tokens - kept if kept >= 0 else 0
     if replica.outcome is Outcome.UNSUPPORTED_ENGINE:
         yield f"not controlled: {reason}", BAD
     elif replica.outcome.rejected:

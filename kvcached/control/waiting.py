@@ -1,4 +1,4 @@
-"""Waiting until every replica of an instance holds to a published limit, woken by the engines' own doorbell."""
+"""Waiting until every replica of an instance applies a published limit, woken by the engines' own doorbell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvcached import _native
 from kvcached.publication import SUPERSEDED, Rejection
 from kvcached.snapshot import look_again, open_snapshot
-from kvcached.values import Outcome
+from kvcached.values import UNLIMITED, Outcome, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -178,12 +178,9 @@ class _Waiter:
         return newest and self._excess(replica) <= 0
 
     def _excess(self, replica: Replica) -> int:
-        """Return how many idle tokens stand above the limit; an engine keeps a whole block of a smaller limit."""
-        limit = self._result.limit_tokens
-        if limit < 0:
-            return 0
-        allowed = max(limit, replica.slot.identity.block_tokens) if limit else 0
-        return max(0, replica.slot.report.idle_tokens - allowed)
+        """Return how many idle tokens are above what the engine keeps under the limit."""
+        kept = kept_tokens(self._result.limit_tokens, replica.slot.identity.block_tokens)
+        return max(0, replica.slot.report.idle_tokens - kept) if kept != UNLIMITED else 0
 
     def _who_lags(self, lagging: Sequence[Replica], absent: Sequence[int]) -> list[str]:
         parts = [f"replica {index} is not registered" for index in absent]
