@@ -46,7 +46,7 @@ def _how_to_start(snapshot: Snapshot) -> str:
     """Return how a directory comes into being, if no engine ever used this one."""
     if snapshot.fault not in (None, Fault.ABSENT) or snapshot.files:
         return ""
-    return "; an engine with the plugin makes it when it starts; to try one: python -m kvcached.rig --linger 60"
+    return "; start an engine with the plugin, or try one: python -m kvcached.rig --linger 60"
 
 
 def elsewhere(path: str) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """What stands in one member's slot: the *desired* pair. The limit is in tokens."""
+    """What is stored in one member's slot: the *desired* pair. The limit is in tokens."""
 
     gpu: str
     revision: int

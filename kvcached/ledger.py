@@ -178,7 +178,7 @@ class LedgerDirectory:
         self._opened.remove(ledger)
 
     def lock(self, deadline: float) -> None:
-        """Take the directory's registration lock until :meth:`unlock` or :meth:`close`, if it is to be had in time.
+        """Take the directory's registration lock until :meth:`unlock` or :meth:`close`, if it comes free in time.
 
         Registrations that hold it do not disturb each other. Nothing depends on it: a stopped process must not keep
         others from registering, so one that does not get it before ``deadline`` (``time.monotonic()``) goes on without.

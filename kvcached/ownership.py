@@ -30,7 +30,7 @@ def directory_problem(status: os.stat_result, *, is_default: bool, writable: boo
 
 
 def ownership(path: str) -> str:
-    """Return owner and mode of what stands at ``path``, for an error message; empty if nothing does."""
+    """Return owner and mode of what is at ``path``, for an error message; empty if nothing does."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -39,5 +39,5 @@ def ownership(path: str) -> str:
 
 
 def describe(uid: int, mode: int) -> str:
-    """Return owner and mode as they stand in error messages."""
+    """Return owner and mode as error messages show them."""
     return f" (owner uid {uid}, mode {stat.S_IMODE(mode):04o})" if mode else ""

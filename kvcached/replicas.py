@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 MAX_MEMBERS = 1024
-"""More members than any replica has. What stands in a slot is its writer's word, and must not cost its readers more."""
+"""More members than any replica has. A slot says what its writer likes, and that must not cost its readers more."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One live slot and where it stands."""
+    """One live slot and where it is."""
 
     ledger: Ledger
     index: int

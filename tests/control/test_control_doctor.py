@@ -69,7 +69,7 @@ def test_nothing_in_the_way(control: Control, toys: Toys) -> None:
     assert lines[-1] == "no problems"
     subjects = ["python", "cffi", "native library", "locks, futex", "ledger directory", "free space", "ledger files"]
     assert all(any(line.startswith(f"ok       {subject}") for line in lines) for subject in subjects)
-    assert any("chat/0" in line and "2 member(s), holds to r0 16,000" in line for line in lines)
+    assert any("chat/0" in line and "2 member(s), applies r0 16,000" in line for line in lines)
     assert any(f"pid {engine.pid}" in line and "is registered here" in line for line in lines)
 
 

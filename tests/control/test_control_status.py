@@ -57,6 +57,32 @@ def test_remarks_give_the_reason(control: Control, toys: Toys) -> None:
     assert "r1 0 is published and not taken over yet" in text
 
 
+def test_what_is_held_does_not_count_the_block_that_is_kept(control: Control, toys: Toys) -> None:
+    """Of a limit below one block the engine keeps a block, so only what lies above that block is said to be held."""
+    toys.start("busy", trouble="locked", idle=48, block_tokens=16)
+    control.run("set", "5", "--instance", "busy", "--wait", "0.5")
+    assert "32 tokens above the limit are not evictable now" in control.run("status", COLUMNS="200").stdout
+
+
+def test_first_status_says_how_to_start_an_engine(control: Control, ledger_dir: Path) -> None:
+    """Where no engine ever ran, with a directory or without, the answer says how to get one."""
+    for code in (0, 3):
+        result = control.run("status")
+        assert result.returncode == code
+        assert "start an engine with the plugin, or try one: python -m kvcached.rig" in result.stderr
+        if ledger_dir.exists():
+            ledger_dir.rmdir()
+
+
+def test_mistyped_instance_is_answered_with_the_names_there_are(control: Control, toys: Toys) -> None:
+    """A name that nobody has is answered with those that are live."""
+    toys.start("chat", "code")
+    for command in (("status",), ("set", "5k"), ("advise",)):
+        result = control.run(*command, "--instance", "caht")
+        assert result.returncode == 3
+        assert "live there: chat, code" in result.stderr
+
+
 def test_split_names_the_members(control: Control, toys: Toys, ledger_dir: Path) -> None:
     """Members that carry different pairs are named, with what each carries."""
     engine = toys.start("chat", gpus="GPU-0,GPU-1")

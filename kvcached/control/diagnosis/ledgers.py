@@ -122,5 +122,5 @@ def _check_instances(view: View, snapshot: Snapshot) -> Iterator[Finding]:
                 yield Finding(level, subject, text, "see the engine's log; is its scheduler stopped?" if deaf else "")
             if not remarks:
                 kind = f"{printable(instance.engine)} {printable(instance.engine_version)}, pid {instance.pid}"
-                holds = f"r{replica.applied.revision} {limit_text(replica.applied.limit_tokens)}"
-                yield Finding(OK, subject, f"{kind}, {len(replica.members)} member(s), holds to {holds}")
+                applied = f"r{replica.applied.revision} {limit_text(replica.applied.limit_tokens)}"
+                yield Finding(OK, subject, f"{kind}, {len(replica.members)} member(s), applies {applied}")
