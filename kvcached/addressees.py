@@ -6,16 +6,15 @@ from kvcached.elsewhere import nobody
 from kvcached.ledger import Fault
 from kvcached.replicas import find_conflict
 from kvcached.results import PublicationStatus
-from kvcached.snapshot import look_at, unwritable
+from kvcached.snapshot import Snapshot, look_at, unwritable
 from kvcached.values import Outcome, incarnation_text
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvcached.ledger import LedgerDirectory
+    from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
     from kvcached.replicas import Replica
-    from kvcached.snapshot import Snapshot
 
 
 class Addressees:
@@ -69,6 +68,11 @@ def look_up(
     found = Addressees(replicas, newest, (*refused, *unwritables))
     unmet = _unmet(found, if_revision, if_incarnation)
     return Obstacle(PublicationStatus.SUPERSEDED, (unmet,), replicas) if unmet else found
+
+
+def unusable(ledger_dir: str, error: LedgerDirectoryError) -> str:
+    """Return a sentence about a directory that could not be opened, and what there is instead."""
+    return nobody(Snapshot(ledger_dir, reason=str(error), fault=error.fault))
 
 
 def _blind(snapshot: Snapshot) -> str:

@@ -12,8 +12,7 @@ import time
 from dataclasses import replace
 
 from kvcached import _native
-from kvcached.addressees import Addressees, Obstacle, look_up, warnings_for
-from kvcached.elsewhere import elsewhere
+from kvcached.addressees import Addressees, Obstacle, look_up, unusable, warnings_for
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
 from kvcached.program import program_name
 from kvcached.results import MemberResult, MemberResultStatus, PublicationResult, PublicationStatus, Rejection
@@ -62,7 +61,7 @@ def publish(
                 return _unchanged(found, nothing)
             return _publish_to_found(found, nothing, note, may_restart=if_revision is None)
     except LedgerDirectoryError as error:
-        return replace(nothing, warnings=(f"{error}{elsewhere(ledger_dir)}",))
+        return replace(nothing, warnings=(unusable(ledger_dir, error),))
     except _native.NativeLibraryError as error:
         return replace(nothing, warnings=(str(error),))
 

@@ -7,9 +7,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from prometheus_client import start_http_server
+from prometheus_client import exposition, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from kvcached._native import NativeLibraryError
@@ -157,9 +157,10 @@ def _infos(replicas: Iterable[tuple[InstanceStatus, ReplicaStatus]]) -> Metric:
     return infos
 
 
-def print_once(path: str) -> int:
-    """Print the metrics as OpenMetrics text; the exit code."""
-    sys.stdout.write(generate_latest(_registry(path)).decode())
+def print_once(path: str, *, older: bool = False) -> int:
+    """Print the metrics as OpenMetrics text, or in the older format of files for node_exporter; the exit code."""
+    generate = exposition.generate_latest if older else openmetrics.generate_latest
+    sys.stdout.write(generate(_registry(path)).decode())
     try:
         snapshot = take_snapshot(path)
     except NativeLibraryError as error:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcached._native import NativeLibraryError
-from kvcached.addressees import Obstacle, look_up, warnings_for
-from kvcached.elsewhere import elsewhere
+from kvcached.addressees import Obstacle, look_up, unusable, warnings_for
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
 from kvcached.values import Outcome
 
@@ -88,7 +87,7 @@ def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions:
         with LedgerDirectory(ledger_dir, writable=True) as directory:
             found = look_up(directory, instance_name, conditions.revision, conditions.incarnation)
     except LedgerDirectoryError as error:
-        return _with(nothing, warnings=(f"{error}{elsewhere(ledger_dir)}",))
+        return _with(nothing, warnings=(unusable(ledger_dir, error),))
     except NativeLibraryError as error:
         return _with(nothing, warnings=(str(error),))
     if isinstance(found, Obstacle):

@@ -17,6 +17,7 @@ LOOPBACK = "127.0.0.1"
 EPILOG = """\
 examples:
   kvcached-control metrics
+  kvcached-control metrics --format prometheus > kvcached.prom
   kvcached-control metrics --port 9477
 Needs the package prometheus_client (pip install prometheus-client). Nobody is
 asked for a password: whoever may connect to the address may read the figures."""
@@ -30,6 +31,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--listen", metavar="ADDRESS", default=LOOPBACK, help=f"the address to serve at (default {LOOPBACK})"
     )
+    parser.add_argument(
+        "--format",
+        choices=("openmetrics", "prometheus"),
+        default="openmetrics",
+        help="what is printed: OpenMetrics, or the older text that node_exporter reads from files",
+    )
     parser.set_defaults(run=run)
 
 
@@ -42,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         complain(f"metrics need the package prometheus_client ({error}); pip install prometheus-client")
         return exits.PROBLEM
     if arguments.port is None:
-        return print_once(path)
+        return print_once(path, older=arguments.format == "prometheus")
     import signal  # noqa: PLC0415 - for a server only
 
     signal.signal(signal.SIGTERM, _end)

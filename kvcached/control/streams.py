@@ -90,10 +90,11 @@ def standard_streams() -> Iterator[tuple[Stream, Stream]]:
 
 def _fill_standard_descriptors() -> None:
     """Open what is closed of 0, 1 and 2 into nothing, so that no file of ours comes to lie where messages go."""
-    descriptor = os.open(os.devnull, os.O_RDWR)
-    while descriptor < _STANDARD:
-        descriptor = os.dup(descriptor)
-    os.close(descriptor)
+    with suppress(OSError):  # none is left: then none of these is closed
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        while descriptor < _STANDARD:
+            descriptor = os.dup(descriptor)
+        os.close(descriptor)
 
 
 def _opened(descriptor: int) -> TextIO:

@@ -82,7 +82,11 @@ class Table:
 
 
 def _cut(cell: Cell, width: int) -> Cell:
-    return cell if len(cell.text) <= width else Cell(cell.text[: width - 1] + ELLIPSIS, cell.style)
+    """Shorten a text in its middle: names that differ, differ at the end as often as at the start."""
+    if len(cell.text) <= width:
+        return cell
+    end = (width - 1) // 2
+    return Cell(cell.text[: width - 1 - end] + ELLIPSIS + cell.text[len(cell.text) - end :], cell.style)
 
 
 def _indented(remark: Remark, width: int | None, *, colour: bool) -> Iterator[str]:

@@ -20,6 +20,9 @@ _UNITS = ((1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"))
 _MINUTE_S = 60
 _HOUR_S = 3600
 _DAY_S = 86400
+_MINUTES = 60
+_HOURS = 24
+_THOUSAND = 1000
 
 
 def printable(text: str) -> str:
@@ -96,7 +99,9 @@ def count(number: int) -> str:
     """Return a number of tokens: exact with separators, above ten millions rounded with a unit."""
     if number < _COMPACT_FROM:
         return f"{number:,}"
-    factor, unit = next((factor, unit) for factor, unit in _UNITS if number >= factor)
+    # What is rounded to a thousand of a unit is one of the next.
+    fitting = (pair for pair in _UNITS if round(number / (pair[0] // _THOUSAND), 1) >= _THOUSAND)
+    factor, unit = next(fitting)
     return f"{number / factor:.1f}{unit}"
 
 
@@ -115,8 +120,9 @@ def age(seconds: float | None) -> str:
     if seconds is None:
         return "never"
     seconds = max(0.0, seconds)
-    if seconds < _MINUTE_S:
+    if round(seconds, 1) < _MINUTE_S:
         return f"{seconds:.1f} s"
-    if seconds < _HOUR_S:
+    if round(seconds / _MINUTE_S) < _MINUTES:
         return f"{seconds / _MINUTE_S:.0f} min"
-    return f"{seconds / _HOUR_S:.0f} h" if seconds < _DAY_S else f"{seconds / _DAY_S:.0f} d"
+    hours = round(seconds / _HOUR_S)
+    return f"{hours} h" if hours < _HOURS else f"{seconds / _DAY_S:.0f} d"

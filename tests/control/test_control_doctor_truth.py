@@ -17,7 +17,8 @@ import pytest
 from support.commands import AS_USER, Control, run
 from support.toys import identity
 
-from kvcached.control.diagnosis.processes import is_engine_command
+from kvcached.control.diagnosis.engines import _judge
+from kvcached.control.diagnosis.processes import HeldLedger, Process, is_engine_command
 from kvcached.ledger import LedgerDirectory
 from kvcached.values import Update
 
@@ -267,3 +268,14 @@ def test_shell_is_no_engine_because_it_started_one(control: Control, tmp_path: P
     assert said(found["note"], f"pid {shell.pid}", "is no engine")
     assert said(found["problem"] + found["note"], "sglang.launch_server runs without a slot")
     assert not said(found["ok"], f"pid {shell.pid}")
+
+
+def test_ledger_whose_device_is_not_known_is_a_note() -> None:
+    """Where only an inode number is known, as from a mapping that may not be followed, doctor claims nothing."""
+    process = Process(os.getpid(), 1, os.getuid(), 0.0)
+    process.__dict__["ledgers"] = [HeldLedger("/ledgers/cpu-0.ledger", 7, None, deleted=False)]
+    here = {(1, 7), (1, 8)}
+    finding = _judge(process, [process], here, "/ledgers", asked_for=True)
+    assert (finding.level, "its device is not known" in finding.text) == ("note", True)
+    finding = _judge(process, [process], {(1, 8)}, "/ledgers", asked_for=True)
+    assert "is registered in another directory" in finding.text

@@ -75,6 +75,23 @@ def test_text_holds_every_figure(control: Control, toys: Toys) -> None:
     assert found["kvcached_ledger_dir_readable{}"] == 1
 
 
+def test_older_format_has_the_same_figures(control: Control, toys: Toys) -> None:
+    """For files that node_exporter reads there is the older text, with types and help for counters as well."""
+    toys.start("chat")
+    text = control.run("metrics", "--format", "prometheus").stdout
+    assert "# EOF" not in text
+    assert "# TYPE kvcached_evicted_tokens_total counter" in text
+    assert "# HELP kvcached_evicted_tokens_total " in text
+    newer = samples(control.run("metrics").stdout)
+    older = {line.split("{")[0] for line in text.splitlines() if line and not line.startswith("#")}
+    assert {name.split("{")[0] for name in newer} <= {name.split(" ")[0] for name in older}
+    if shutil.which("promtool"):
+        checked = subprocess.run(
+            ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False
+        )
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 def test_unreadable_directory_is_a_metric_and_an_error(control: Control) -> None:
     """Without a directory the text says so, and so does the exit code."""
     control.directory.rmdir()

@@ -41,7 +41,7 @@ ALLOWED = {
     "advisor/observer": {"advisor.estimator", "advisor.page", "advisor.page_file", "ledger", "registration"},
     "addressees": {"elsewhere", "ledger", "replicas", "results", "snapshot", "values"},
     "program": set(),
-    "publication": {"_native", "addressees", "elsewhere", "ledger", "program", "replicas", "results", "values"},
+    "publication": {"_native", "addressees", "ledger", "program", "replicas", "results", "values"},
 }
 
 

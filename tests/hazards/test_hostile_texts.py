@@ -107,15 +107,16 @@ def filled(directory: Path) -> Iterator[None]:
     wait_for(lambda: (directory / "GPU-0.ledger").exists(), "ledger")
     with LedgerDirectory(str(directory), writable=True) as opened:
         opened.create("GPU-1")
-        ledger = opened.open("GPU-1")
         for number, text in enumerate(TEXTS):
+            ledger = opened.open("GPU-1")
             ledger.handle.register(identity(printable_bytes(text)), 0, 1, number + 1, Update(0, 16000))
             report = Report(Update(0, -1), 0, Outcome.UNSUPPORTED_ENGINE, text, 0, 0, 0, 0, 0)
-            ledger.handle.acknowledge(number, report)
+            ledger.handle.acknowledge(report)
             record = _native.AuditRecord(number + 1, Update(0, 1), Update(1, 2), 0, 1, "chat", text, text[:20])
             ledger.handle.audit(record)
-        legal = ledger.handle.register(identity("legal"), 0, 1, 99, Update(0, 16000))
-        ledger.handle.acknowledge(legal, Report(Update(0, 5), 0, Outcome.EVICTION_FAILED, TEXTS[1], 1, 2, 3, 4, 5))
+        ledger = opened.open("GPU-1")
+        ledger.handle.register(identity("legal"), 0, 1, 99, Update(0, 16000))
+        ledger.handle.acknowledge(Report(Update(0, 5), 0, Outcome.EVICTION_FAILED, TEXTS[1], 1, 2, 3, 4, 5))
         wait_for(lambda: publish(7000, "chat", str(directory), note=TEXTS[0]).accepted, "registration")
         yield
 

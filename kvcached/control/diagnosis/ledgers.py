@@ -54,7 +54,7 @@ def _check_files(snapshot: Snapshot) -> Iterator[Finding]:
         yield Finding(PROBLEM, FILE, f"{refusal.path}: {refusal.reason}", _remedy(refusal))
     for look in snapshot.read_only:
         text = f"{look.path} is yours to read only: {look.reason}; its engines are seen, and not set from here"
-        yield Finding(NOTE, FILE, text, "to publish, run as a user, and on a mount, that may write it")
+        yield Finding(NOTE, FILE, text, "to publish, use a user and a mount that may write it")
     live = dead = 0
     for look in snapshot.files:
         if look.ledger is None:
