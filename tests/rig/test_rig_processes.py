@@ -128,8 +128,11 @@ def test_ledger_removed_under_a_live_engine_comes_back(engines: Engines) -> None
     assert engine.publish(5000).applied
     for path in (engines.directory / "ledger").glob("*.ledger"):
         path.unlink()
-    engine.wait_for(lambda: bool(engine.statuses()), "new registration")
-    assert engine.status().replicas[0].applied.limit_tokens == 5000
+    # A slot is seen before its first report is.
+    engine.wait_for(
+        lambda: any(one.replicas[0].applied.limit_tokens == 5000 for one in engine.statuses()),
+        "new registration with the limit in force",
+    )
     assert engine.publish(300).applied
     report = engine.finish(interrupt=True)
     assert_ranks_agree(report)
