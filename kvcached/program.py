@@ -16,6 +16,6 @@ def program_name() -> str:
     if name == "__main__.py":
         spec = getattr(sys.modules.get("__main__"), "__spec__", None)
         package = spec.parent if spec is not None else ""
-        folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
+        folder = os.path.basename(os.path.dirname(path))  # of the path as given: the working directory may be gone
         return OWN_NAME if package == OWN_PACKAGE else package or folder or "python"
     return "python" if name in ("", "-c", "-m") else name

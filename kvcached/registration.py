@@ -5,6 +5,7 @@ A :class:`Registration` is made and replaced as a whole: when one file is lost, 
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import time
@@ -151,9 +152,23 @@ def register(
             return _register_once(identity, gpus, ledger_dir, desired, damaged)
         except _RivalError as error:
             rival = str(error)
-        except (LedgerDirectoryError, OSError, _native.NativeLibraryError) as error:
+        except (LedgerDirectoryError, _native.NativeLibraryError) as error:
             raise RegistrationError(str(error)) from error
+        except OSError as error:
+            raise RegistrationError(_explain(error, ledger_dir)) from error
     raise InstanceNameTakenError(rival)
+
+
+def _explain(error: OSError, ledger_dir: str) -> str:
+    if error.errno in _NO_LOCKS:
+        return (
+            f"file locks do not work on {ledger_dir}: {error.strerror}; this sandbox or file system needs "
+            "fcntl(F_OFD_SETLK), or give the engine another ledger directory"
+        )
+    return str(error)
+
+
+_NO_LOCKS = frozenset({errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP})
 
 
 class _RivalError(Exception):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvcached._native import NativeLibraryError
 from kvcached.addressees import Obstacle, look_up, unusable, warnings_for
 from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
-from kvcached.values import Outcome
+from kvcached.values import Outcome, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -123,6 +123,6 @@ def _forecast_replica(replica: Replica, limit_tokens: int) -> ReplicaForecast:
     refuses = report.outcome in (Outcome.UNSUPPORTED_ENGINE, Outcome.REJECTED_PIPELINE_PARALLEL)
     if limit_tokens < 0 or refuses:
         return ReplicaForecast(index, report.applied.limit_tokens if refuses else limit_tokens, idle, active, 0, 0)
-    kept = max(limit_tokens, identity.block_tokens) if limit_tokens else 0
+    kept = kept_tokens(limit_tokens, identity.block_tokens)
     now = max(0, idle - kept)
     return ReplicaForecast(index, kept, idle, active, now, max(0, idle - now + active - kept))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kvcached import _native
@@ -82,7 +83,11 @@ class _Waiter:
     def _watch(self, snapshot: Snapshot) -> PublicationResult | None:
         """Watch the ledgers of one look at the directory; None when they have to be looked up anew."""
         while True:
-            bells = {ledger.gpu: ledger.handle.bell(_native.ACKNOWLEDGED) for ledger in snapshot.ledgers}
+            try:
+                bells = {ledger.gpu: ledger.handle.bell(_native.ACKNOWLEDGED) for ledger in snapshot.ledgers}
+            except OSError:  # one was cut in this moment: its engine makes a new one
+                time.sleep(max(0.0, min(SLICE_S, self._deadline - time.monotonic())))
+                return None
             if snapshot.fault is None:
                 snapshot = look_again(snapshot.path, snapshot.files)
             ended = self._judge(snapshot)
@@ -97,10 +102,11 @@ class _Waiter:
     def _sleep(self, ledger: Ledger | None, bells: Mapping[str, int]) -> None:
         """Sleep until an engine rings, for a slice at most and never beyond the deadline."""
         slice_end = min(self._deadline, time.monotonic() + SLICE_S)
-        if ledger is None or not ledger.is_current():
-            time.sleep(max(0.0, slice_end - time.monotonic()))
-        else:
-            ledger.handle.wait(_native.ACKNOWLEDGED, bells[ledger.gpu], slice_end)
+        if ledger is not None and ledger.is_current():
+            with suppress(OSError):  # lost in this moment: the rest of the slice is slept
+                ledger.handle.wait(_native.ACKNOWLEDGED, bells[ledger.gpu], slice_end)
+                return
+        time.sleep(max(0.0, slice_end - time.monotonic()))
 
     def _mine(self, snapshot: Snapshot) -> Sequence[Replica]:
         return snapshot.of(self._result.instance_name).replicas
