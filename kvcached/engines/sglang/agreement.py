@@ -70,7 +70,10 @@ class RankAgreement:
         now = time.monotonic()
         if self._unheard and (at_once or now >= self._next_poll):
             self._next_poll = now + POLL_S
-            self._unheard = [index for index in self._unheard if not self._hear(index)]
+            try:
+                self._unheard = [index for index in self._unheard if not self._hear(index)]
+            except Exception as error:  # noqa: BLE001 - whatever a store raises, serving goes on
+                self._refusals.append(f"the store of the launch failed ({type(error).__name__}: {error})")
         return not self._unheard and not self._refusals
 
     def wait(self) -> str:

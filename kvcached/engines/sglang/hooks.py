@@ -188,7 +188,7 @@ class SchedulerHooks:
             self._replica.apply(update)
 
     @_guarded
-    def end_iteration(self, _result: object, _scheduler: object, _recv_reqs: object) -> None:
+    def end_iteration(self, _result: object, scheduler: object, _recv_reqs: object) -> None:
         """Do what is due once per scheduler iteration."""
         if self._replica is not None:
             self._replica.end_iteration()
@@ -196,7 +196,8 @@ class SchedulerHooks:
                 self._advisor.tick()
         elif not self._took_place:  # a scheduler with a dispatcher of its own making, which our hook is no part of
             self._took_place = True
-            unsupported.refuse_or_warn(self._settings, "this scheduler never called init_request_dispatcher")
+            reason = "this scheduler never called init_request_dispatcher"
+            unsupported.report_scheduler(self._settings, reason, scheduler)
 
     @_guarded
     def release(self, *args: object, **named: object) -> None:

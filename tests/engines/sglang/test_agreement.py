@@ -145,3 +145,24 @@ def test_a_rank_says_that_the_source_rank_is_silent(
     said = [record for record in caplog.records if "rank 0 of 2 did not say" in record.message]
     assert [record.levelno for record in said] == [logging.ERROR]
     assert not (tmp_path / "ledgers").exists()
+
+
+class FailingStore:
+    """A store whose server is gone after the words were left."""
+
+    def set(self, key: str, value: str) -> None:
+        """Leave a word."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Fail."""
+        message = f"no answer about {keys}"
+        raise RuntimeError(message)
+
+
+def test_a_store_that_fails_leaves_the_launch_uncontrolled_and_says_so(tmp_path: Path, cached: Cached) -> None:
+    """Where the ranks cannot hear of one another nothing is limited, and publishers learn why."""
+    placed = take_place(scheduler_of(cached), tmp_path, FailingStore(), LIMITED)  # type: ignore[arg-type]
+    assert [placed.iterate() for _ in range(2)] == [[], []]
+    outcome, reason = reports(tmp_path)
+    assert outcome is Outcome.UNSUPPORTED_ENGINE
+    assert "the store of the launch failed (RuntimeError: no answer about" in reason

@@ -195,11 +195,13 @@ def test_no_exception_of_ours_reaches_the_loop(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_a_scheduler_that_our_hook_never_met_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A scheduler that makes its dispatcher in its own way is not governed, and that is said once."""
+    """A scheduler that makes its dispatcher in its own way is not governed; log and slot say so once."""
     hooks = SchedulerHooks(read_settings("sglang", {"KVCACHED_LEDGER_DIR": str(tmp_path)}))
+    scheduler = scheduler_of(filled(1))
     for _ in range(3):
-        hooks.end_iteration(None, None, [])
+        hooks.end_iteration(None, scheduler, [])
     assert sum("does not govern" in record.message for record in caplog.records) == 1
+    assert outcome(tmp_path) is Outcome.UNSUPPORTED_ENGINE
 
 
 def test_a_cache_that_does_not_count_is_refused(tmp_path: Path) -> None:
