@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 ENGINES = ROOT / "tests" / "engines"
 CACHE = ROOT / ".venvs" / "releases"
+LONG_LINE = 100
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ def compare(names: list[Name], old: Sources, new: Sources) -> Iterator[Change]:
         if before is None and after is None:
             yield Change(name, "unknown", "is in neither release at this place: correct the list of names")
         elif before is None:
-            yield Change(name, "new", "is in the newer release only")
+            places = old.search(name.dotted, name.package)
+            text = f"from {', '.join(places)}" if places else "is in the newer release only"
+            yield Change(name, "moved" if places else "new", text)
         elif after is None:
             yield from _follow(name, before, new)
         else:
@@ -96,8 +99,17 @@ def _differ(name: Name, before: Definition, after: Definition) -> Iterator[Chang
 
 
 def _diff(before: str, after: str) -> str:
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
+    lines = difflib.unified_diff(_split(before), _split(after), lineterm="", n=2)
     return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
+
+
+def _split(text: str) -> list[str]:
+    """Return lines, the long ones cut at their commas: a change in one argument of twenty has to be seen."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        lines += line.replace(", ", f",\n{indent}").splitlines() if len(line) > LONG_LINE else [line]
+    return lines
 
 
 def locate(engine: str, wanted: str, cache: Path) -> Path:

@@ -145,6 +145,15 @@ def test_a_name_that_moved_is_followed(tmp_path: Path) -> None:
     assert "+return 0" in text
 
 
+def test_a_list_for_the_newer_release_finds_where_names_came_from(tmp_path: Path) -> None:
+    """A name that the older release has elsewhere, or not at all, is told apart."""
+    files = {"engine/core.py": OLD["engine/core.py"], "engine/tree.py": OLD["engine/cache.py"] + "def more(): pass\n"}
+    names = "engine/tree.py Cache.evict\nengine/tree.py more\n"
+    _, lines, _ = run(tmp_path, write(tmp_path / "new", files), names)
+    assert lines[0] == "moved      engine/tree.py: Cache.evict from engine/cache.py"
+    assert lines[1] == "new        engine/tree.py: more is in the newer release only"
+
+
 def test_a_name_that_neither_release_has_is_a_mistake_in_the_list(tmp_path: Path) -> None:
     """A list that names what never was does not pass for one of which nothing changed."""
     code, lines, _ = run(tmp_path, write(tmp_path / "new", OLD), NAMES + "engine/core.py Pool.nothing\n")
@@ -239,3 +248,14 @@ def test_lists_belong_to_engines_that_can_be_downloaded(engine: str) -> None:
     """Each list lies beside the file that says what the engine's distribution is called."""
     assert json.loads((ENGINES / engine / "environment.json").read_text())["distribution"]
     assert len(relied_on(engine)) > 50
+
+
+def test_one_argument_of_many_is_seen(tmp_path: Path) -> None:
+    """A long expression is cut at its commas, so that the difference is the part that changed."""
+    words = [f"an_argument_{number}" for number in range(30)]
+    files = {"engine/core.py": f"table = [{', '.join(words)}]\n"}
+    old = write(tmp_path / "one", files)
+    new = write(tmp_path / "two", {"engine/core.py": files["engine/core.py"].replace("argument_17", "argument_x")})
+    _, _, text = run(tmp_path, new, "engine/core.py table\n", old)
+    assert len(text.splitlines()) < 10
+    assert "+    an_argument_x," in text
