@@ -28,7 +28,8 @@ RAY_ENGINE_MODULE = "sglang.srt.ray.engine"
 LAUNCH = "_launch_scheduler_processes"
 
 RAY_REASON = (
-    "this SGLang starts its schedulers as Ray actors, which load no plugins, so their prefix caches are not controlled"
+    "this SGLang starts its schedulers as Ray actors, which load no plugins: "
+    "launch it without Ray if its prefix caches are to be controlled"
 )
 
 _log = logging.getLogger(__name__)
