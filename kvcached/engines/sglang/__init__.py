@@ -1,23 +1,22 @@
 """The SGLang plugin: entry point group ``sglang.srt.plugins``, name ``kvcached``, object :func:`register`.
 
-SGLang calls :func:`register` in every process that it starts. Only scheduler processes do more than look around: there
-the hooks of :mod:`kvcached.engines.sglang.hooks` are installed, all of them or none.
+SGLang calls :func:`register` in every process that it starts. A process gets the hooks of
+:mod:`kvcached.engines.sglang.hooks`, all of them or none, once it has SGLang's scheduler module, which may be before or
+after the plugins are loaded. The launching process also names its engines.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-
-from kvcached.engines.sglang import targets, unsupported
+from kvcached.engines.sglang import launching, targets, unsupported
 from kvcached.engines.sglang.hooks import SchedulerHooks
-from kvcached.settings import INSTANCE_NAME_VARIABLE, SettingsError, is_disabled, read_settings
+from kvcached.engines.sglang.importing import when_imported
+from kvcached.settings import Settings, SettingsError, is_disabled, read_settings
 
 __all__ = ["register"]
 
 
 def register() -> None:
-    """Install the scheduler hooks in this process, or say why they cannot be.
+    """Prepare this process to be controlled, or say why it cannot be.
 
     Raises ``SystemExit``, which SGLang's plugin loader does not swallow, for settings that cannot be used and, with
     ``KVCACHED_STRICT=1``, for an engine that lacks a hook target.
@@ -29,13 +28,28 @@ def register() -> None:
     except SettingsError as error:
         message = f"kvcached: {error}"
         raise SystemExit(message) from None
-    # The launcher comes by first. What it leaves here its schedulers inherit, so that all replicas of one launch bear
-    # one name although each of them is a process of its own.
-    os.environ.setdefault(INSTANCE_NAME_VARIABLE, settings.instance_name)
-    if targets.SCHEDULER_MODULE not in sys.modules:
-        return  # the detokenizer and the like: nothing to govern here, and importing a scheduler would cost seconds
-    missing = targets.find_missing()
-    if missing:
-        unsupported.report_spawned(settings, f"this SGLang has no usable {', '.join(missing)}")
-        return
-    SchedulerHooks(settings).install()
+    launching.watch_launches(settings)
+    waiting = _Installation(settings)
+    when_imported(targets.SCHEDULER_MODULE, waiting.install)
+    waiting.registering = False
+
+
+class _Installation:
+    """Hooks for the schedulers of this process, installed when its scheduler module is there."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.registering = True
+        """Whether SGLang is still loading plugins, and will apply the hooks that its registry gets."""
+
+    def install(self) -> None:
+        """Install all hooks, or report what is missing."""
+        missing = targets.find_missing()
+        if missing:
+            unsupported.report_missing(self._settings, f"this SGLang has no usable {', '.join(missing)}")
+            return
+        hooks = SchedulerHooks(self._settings)
+        if self.registering:
+            hooks.register()
+        else:
+            hooks.attach()

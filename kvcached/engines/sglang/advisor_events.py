@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pkgutil
 from array import array
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kvcached.advisor.curve import spaced_limits
 from kvcached.advisor.estimator import Estimator
@@ -27,24 +27,27 @@ if TYPE_CHECKING:
     from kvcached.registration import SlotPlace
     from kvcached.settings import Settings
 
-_Kind = TypeVar("_Kind")
-
 PREPARE = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend"
+PREBUILT = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_prebuilt"
 FLUSH = "sglang.srt.managers.scheduler.Scheduler.flush_cache"
 
 
-def hooks_of(
-    advisor_of: Callable[[], SchedulerEvents | None], after: _Kind
-) -> tuple[tuple[str, Callable[..., None], _Kind], ...]:
-    """Return targets and hooks of the advisor that ``advisor_of`` returns; none if this SGLang lacks a target.
+def hooks_of(advisor_of: Callable[[], SchedulerEvents | None]) -> tuple[tuple[str, Callable[..., None]], ...]:
+    """Return targets and the hooks that come after them, for the advisor that ``advisor_of`` returns.
 
-    A release ends in :meth:`SchedulerEvents.released`, through the hook that the limit has there anyway.
+    Empty if this SGLang lacks a target. A release ends in :meth:`SchedulerEvents.released`, through the hook that the
+    limit has there anyway.
     """
 
     def prepare(_result: object, batch: object, *_args: object, **_named: object) -> None:
         advisor = advisor_of()
         if advisor is not None:
             advisor.prepared(batch)
+
+    def prebuilt(_result: object, batch: object, *_args: object, **_named: object) -> None:
+        advisor = advisor_of()
+        if advisor is not None:
+            advisor.prebuilt(batch)
 
     def flush(done: object, *_args: object, **_named: object) -> None:
         advisor = advisor_of()
@@ -53,12 +56,17 @@ def hooks_of(
 
     if not is_advisor_wanted() or not _has_targets():
         return ()
-    return (PREPARE, prepare, after), (FLUSH, flush, after)
+    found = ((PREPARE, prepare), (FLUSH, flush))
+    return (*found, (PREBUILT, prebuilt)) if _is_callable(PREBUILT) else found
 
 
 def _has_targets() -> bool:
+    return _is_callable(PREPARE) and _is_callable(FLUSH)
+
+
+def _is_callable(name: str) -> bool:
     try:
-        return all(callable(pkgutil.resolve_name(name)) for name in (PREPARE, FLUSH))
+        return callable(pkgutil.resolve_name(name))
     except (ImportError, AttributeError):
         return False
 
@@ -74,7 +82,11 @@ class SchedulerEvents:
 
     def prepared(self, batch: Any) -> None:  # noqa: ANN401 - SGLang's ScheduleBatch
         """Note that the requests of ``batch`` are about to be prefilled, each for the first time or not."""
-        self._observer.watch(self._admit_new, batch)
+        self._observer.watch(self._admit_new, batch, _device_hits)
+
+    def prebuilt(self, batch: Any) -> None:  # noqa: ANN401 - SGLang's ScheduleBatch
+        """Note that the requests of ``batch``, which another server has prefilled, are about to be decoded here."""
+        self._observer.watch(self._admit_new, batch, _matched_here)
 
     def released(self, request: Any, named: dict[str, Any]) -> None:  # noqa: ANN401 - SGLang's Req
         """Note that ``request`` gave its tokens back; ``named`` are the other arguments of the release."""
@@ -89,12 +101,13 @@ class SchedulerEvents:
         """Do what is due once per iteration, idle or not."""
         self._observer.tick()
 
-    def _admit_new(self, estimator: Estimator, batch: Any) -> None:  # noqa: ANN401
+    def _admit_new(self, estimator: Estimator, batch: Any, hits_of: Callable[[Any], int]) -> None:  # noqa: ANN401
         for request in batch.reqs:
-            if request.rid not in self._keys:
-                self._admit(estimator, request)
+            # A streaming session keeps what its turns computed to itself: no hit of theirs comes from idle tokens.
+            if request.rid not in self._keys and not _is_streaming(request):
+                self._admit(estimator, request, hits_of)
 
-    def _admit(self, estimator: Estimator, request: Any) -> None:  # noqa: ANN401
+    def _admit(self, estimator: Estimator, request: Any, hits_of: Callable[[Any], int]) -> None:  # noqa: ANN401
         tokens = len(request.origin_input_ids)
         keys = self._keys[request.rid] = self._extended(estimator.plan, request, [], tokens)
         if request.retracted_stain:  # it was counted when it came for the first time
@@ -103,11 +116,7 @@ class SchedulerEvents:
         hittable = tokens - 1
         if request.return_logprob and request.logprob_start_len >= 0:
             hittable = min(hittable, request.logprob_start_len)
-        # With host and disk tiers, only what the device had: the others are not bounded by the limit.
-        hits = int(getattr(request, "cached_tokens_device", 0) or request.cached_tokens)
-        if getattr(request, "cached_tokens_host", 0) or getattr(request, "cached_tokens_storage", 0):
-            hits = int(request.cached_tokens_device)
-        estimator.admit(request.rid, keys, hittable // self._page_tokens, tokens, hits)
+        estimator.admit(request.rid, keys, hittable // self._page_tokens, tokens, hits_of(request))
 
     def _release(self, estimator: Estimator, request: Any, named: dict[str, Any]) -> None:  # noqa: ANN401
         keys = self._keys.pop(request.rid, None)
@@ -130,7 +139,7 @@ class SchedulerEvents:
         if samples <= len(keys):
             return keys[:samples]
         begin = self._end_of(plan, len(keys) - 1) if keys else 0
-        name = keys[-1] if keys else hash((request.extra_key, getattr(request, "lora_id", None)))
+        name = keys[-1] if keys else hash(_namespace(request))
         text = _tokens_from(request, begin)
         found = list(keys)
         place = 0
@@ -144,6 +153,31 @@ class SchedulerEvents:
     def _end_of(self, plan: SamplePlan, sample: int) -> int:
         """Return the token up to which a sample's page reaches: its name stands for all tokens before."""
         return (plan.positions[sample] + 1) * self._page_tokens
+
+
+def _device_hits(request: Any) -> int:  # noqa: ANN401
+    """Return how many tokens of its prompt a request found cached.
+
+    With host and disk tiers, only what the device had: the others are not bounded by the limit.
+    """
+    if getattr(request, "cached_tokens_host", 0) or getattr(request, "cached_tokens_storage", 0):
+        return int(request.cached_tokens_device)
+    return int(getattr(request, "cached_tokens_device", 0) or request.cached_tokens)
+
+
+def _matched_here(request: Any) -> int:  # noqa: ANN401
+    """Return how many tokens of its prompt a request found cached on this server; its own counts tell of the other."""
+    matched = getattr(request, "prefix_len", None)
+    return int(len(request.prefix_indices) if matched is None else matched)
+
+
+def _is_streaming(request: Any) -> bool:  # noqa: ANN401
+    return bool(getattr(getattr(request, "session", None), "streaming", False))
+
+
+def _namespace(request: Any) -> tuple[object, ...]:  # noqa: ANN401
+    """Return what has to be the same for two requests to share any cached token, their tokens apart."""
+    return request.extra_key, getattr(request, "cache_salt", None), getattr(request, "lora_id", None)
 
 
 def _tokens_from(request: Any, begin: int) -> array[int]:  # noqa: ANN401
@@ -194,5 +228,15 @@ def _limit_of(replica: ReplicaControl) -> int:
 
 def _note(scheduler: Any) -> str:  # noqa: ANN401
     """Return what users should know of the curve of this engine."""
-    policy = str(getattr(scheduler.server_args, "radix_eviction_policy", "lru")).lower()
-    return "" if policy == "lru" else f"the cache evicts by {policy}, and the curve is for least recently used first"
+    args = scheduler.server_args
+    remarks = []
+    policy = str(getattr(args, "radix_eviction_policy", "lru")).lower()
+    if policy != "lru":
+        remarks.append(f"the cache evicts by {policy}, and the curve is for least recently used first")
+    if getattr(args, "enable_streaming_session", False):
+        remarks.append("requests of streaming sessions are not observed")
+    if getattr(args, "disaggregation_mode", None) == "decode" and not _is_callable(PREBUILT):
+        remarks.append("this SGLang does not say which requests a decode server takes over: none is observed")
+    if getattr(scheduler.tree_cache, "disable", False):
+        remarks.append("the prefix cache is switched off: nothing is retained at any limit")
+    return "; ".join(remarks)

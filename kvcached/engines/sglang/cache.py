@@ -39,10 +39,11 @@ class RadixPrefixCache:
         return self._capacity()
 
     def evict(self, tokens: int) -> int:
-        """Evict leaves until at least ``tokens`` are gone or none is left; returns how many idle tokens went."""
-        before = self.idle_tokens()
-        self._tree.evict(self._params(num_tokens=tokens))
-        return max(before - self.idle_tokens(), 0)
+        """Evict leaves until at least ``tokens`` are gone or none is left; returns how many idle tokens went.
+
+        The cache counts them itself: one that completes transfers while it evicts has more idle tokens afterwards.
+        """
+        return int(self._tree.evict(self._params(num_tokens=tokens)).num_tokens_evicted)
 
 
 def _idle_counter(tree: Any) -> Callable[[], int]:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""The five hooks in SGLang's scheduler, installed through SGLang's own registry.
+"""The five hooks in SGLang's scheduler, installed through SGLang's own registry where it is still to be applied.
 
 ==================================  ======================================================================
 broadcast of requests               the source rank puts its news in front of the requests
@@ -11,23 +11,26 @@ release of a request's tokens       after it: keep to the limit
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from kvcached.engines.sglang import advisor_events, targets, unsupported
+from kvcached.engines.sglang.agreement import RankAgreement, Store, launch_store
+from kvcached.engines.sglang.attaching import attach
 from kvcached.engines.sglang.cache import RadixPrefixCache, UnsupportedCacheError
 from kvcached.engines.sglang.doorbell import fit_doorbell
 from kvcached.engines.sglang.identity import identify
 from kvcached.engines.sglang.placement import name_members, read_placement
-from kvcached.engines.sglang.replica import ReplicaControl, Source, Startup
+from kvcached.engines.sglang.replica import ReplicaControl, Source, Startup, dialect
 from kvcached.registration import InstanceNameTakenError
 from kvcached.subscription import Subscription
 from kvcached.values import UNLIMITED, Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from kvcached.engines.sglang.placement import Placement
     from kvcached.settings import Settings
@@ -58,27 +61,37 @@ def _guarded(hook: Callable[_P, _T]) -> Callable[_P, _T | None]:
 class SchedulerHooks:
     """The hooks of one process; they do nothing until a scheduler in it has taken its place."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Prepare hooks for a scheduler that is governed by ``settings``."""
+    def __init__(self, settings: Settings, store_of: Callable[[], Store] = launch_store) -> None:
+        """Prepare hooks for a scheduler governed by ``settings``; ``store_of`` finds the store common to its ranks."""
         self._settings = settings
+        self._store_of = store_of
         self._took_place = False
+        self._agreement: RankAgreement | None = None
         self._replica: ReplicaControl | None = None
         self._source: Source | None = None
         self._advisor: advisor_events.SchedulerEvents | None = None
 
-    def install(self) -> None:
-        """Register all hooks; SGLang applies them right after. Call only if no target is missing."""
+    def register(self) -> None:
+        """Register all hooks while SGLang loads plugins; it applies them after. Call only if no target is missing."""
         registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-        before, after = registry.HookType.BEFORE, registry.HookType.AFTER
-        for target, hook, kind in (
-            (targets.BROADCAST, self.announce, before),
-            (targets.SPLIT, self.keep_with_work, after),
-            (targets.INIT_DISPATCHER, self.take_place, after),
-            (targets.PROCESS_REQUESTS, self.end_iteration, after),
-            (targets.RELEASE, self.release, after),
-            *advisor_events.hooks_of(lambda: self._advisor, after),
-        ):
+        for target, hook, before in self._all():
+            kind = registry.HookType.BEFORE if before else registry.HookType.AFTER
             registry.HookRegistry.register(target, hook, kind)
+
+    def attach(self) -> None:
+        """Attach all hooks, after SGLang has loaded its plugins. Call only if no target is missing."""
+        for target, hook, before in self._all():
+            attach(target, hook, before=before)
+
+    def _all(self) -> Iterator[tuple[str, Callable[..., Any], bool]]:
+        """Yield targets and hooks, and whether each hook comes before its target or after."""
+        yield targets.BROADCAST, self.announce, True
+        yield targets.SPLIT, self.keep_with_work, False
+        yield targets.INIT_DISPATCHER, self.take_place, False
+        yield targets.PROCESS_REQUESTS, self.end_iteration, False
+        yield targets.RELEASE, self.release, False
+        for target, hook in advisor_events.hooks_of(lambda: self._advisor):
+            yield target, hook, False
 
     @_guarded
     def announce(
@@ -117,28 +130,50 @@ class SchedulerHooks:
 
     @_guarded
     def take_place(self, _result: object, scheduler: Any) -> None:  # noqa: ANN401 - SGLang's scheduler
-        """Make ``scheduler`` understand the news, and put it under control.
+        """Put ``scheduler`` under control, or report why it cannot be."""
+        self._took_place = True
+        try:
+            self._join(scheduler)
+        except Exception as error:  # noqa: BLE001 - what this SGLang lacks may show in any way
+            self._stay_out(scheduler, error)
+
+    def _join(self, scheduler: Any) -> None:  # noqa: ANN401
+        """Make ``scheduler`` understand the news, and prepare to follow them.
 
         The dispatcher comes first: a rank that does not know a message that another one sends it would die of it.
         """
-        self._took_place = True
         dispatcher = importlib.import_module("sglang.utils").TypeBasedDispatcher
         scheduler._request_dispatcher += dispatcher([(Startup, self.start), (Update, self.apply)])  # noqa: SLF001
         placement = read_placement(scheduler)
-        try:
-            cache = RadixPrefixCache(scheduler)
-        except UnsupportedCacheError as error:
-            if placement.is_source:
-                unsupported.report_placed(self._settings, str(error), placement, scheduler.server_args.device)
-            return
-        pipeline_parallel = placement.pp_size > 1
+        store = self._store_of() if placement.ranks > 1 else None
+        agreement = self._agreement = RankAgreement(placement, dialect(), store)
+        cache = RadixPrefixCache(scheduler)
         if placement.is_source:
-            self._source = self._open_source(scheduler, placement, cache.block_tokens)
-        self._replica = ReplicaControl(cache, pipeline_parallel=pipeline_parallel, source=self._source)
+            self._source = self._open_source(scheduler, placement, cache.block_tokens, agreement)
+        self._replica = ReplicaControl(
+            cache, pipeline_parallel=placement.pp_size > 1, source=self._source, agreement=agreement
+        )
         if self._source is not None:
             self._advisor = advisor_events.open_advisor(
                 scheduler, cache, self._replica, self._source.place, self._settings
             )
+        agreement.declare()
+        if self._settings.strict and (reason := agreement.wait()):
+            unsupported.refuse_or_warn(self._settings, reason)
+
+    def _stay_out(self, scheduler: Any, error: Exception) -> None:  # noqa: ANN401
+        """Leave this scheduler alone, and tell the other ranks and whoever publishes."""
+        reason = str(error)
+        if not isinstance(error, UnsupportedCacheError):
+            reason = f"{type(error).__name__}: {error}"
+            _log.error("this scheduler cannot be governed", exc_info=error)
+        source, self._replica, self._source, self._advisor = self._source, None, None, None
+        if source is not None:
+            source.close()
+        if self._agreement is not None:
+            with contextlib.suppress(Exception):  # it may be the store that fails
+                self._agreement.declare(reason)
+        unsupported.report_scheduler(self._settings, reason, scheduler)
 
     @_guarded
     def start(self, startup: Startup) -> None:
@@ -153,7 +188,7 @@ class SchedulerHooks:
             self._replica.apply(update)
 
     @_guarded
-    def end_iteration(self, _result: object, _scheduler: object, _recv_reqs: object) -> None:
+    def end_iteration(self, _result: object, scheduler: object, _recv_reqs: object) -> None:
         """Do what is due once per scheduler iteration."""
         if self._replica is not None:
             self._replica.end_iteration()
@@ -161,17 +196,27 @@ class SchedulerHooks:
                 self._advisor.tick()
         elif not self._took_place:  # a scheduler with a dispatcher of its own making, which our hook is no part of
             self._took_place = True
-            unsupported.refuse_or_warn(self._settings, "this scheduler never called init_request_dispatcher")
+            reason = "this scheduler never called init_request_dispatcher"
+            unsupported.report_scheduler(self._settings, reason, scheduler)
 
     @_guarded
     def release(self, *args: object, **named: object) -> None:
         """Keep to the limit after a request released its tokens."""
         if self._replica is not None:
             self._replica.on_release()
+        source = self._source
+        if source is not None and not source.began and len(args) > 1 and getattr(args[1], "output_ids", None):
+            source.note_served()
         if self._advisor is not None and len(args) > 1:  # what the release returned, and the request
             self._advisor.released(args[1], named)
 
-    def _open_source(self, scheduler: Any, placement: Placement, block_tokens: int) -> Source:  # noqa: ANN401
+    def _open_source(
+        self,
+        scheduler: Any,  # noqa: ANN401
+        placement: Placement,
+        block_tokens: int,
+        agreement: RankAgreement,
+    ) -> Source:
         """Register this replica with the ledgers of its GPUs."""
         settings = self._settings
         limit = UNLIMITED if placement.pp_size > 1 else settings.startup_limit_tokens
@@ -186,4 +231,4 @@ class SchedulerHooks:
             subscription.start(patient=not settings.strict)
         except InstanceNameTakenError as error:
             unsupported.refuse_or_warn(settings, str(error))
-        return Source(Startup(limit), subscription, doorbell)
+        return Source(Startup(limit), subscription, doorbell, agreement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,18 @@ def identify(settings: Settings, placement: Placement, *, startup_limit_tokens: 
     return Identity(
         instance_name=settings.instance_name,
         engine="sglang",
-        engine_version=metadata.version("sglang"),
+        engine_version=_version(),
         replica=placement.replica,
         tp_size=placement.width,
         pp_size=placement.pp_size,
         startup_limit_tokens=startup_limit_tokens,
         block_tokens=block_tokens,
     )
+
+
+def _version() -> str:
+    """Return SGLang's version; a build of one's own may have no distribution of that name, or no version at all."""
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get("sglang"), "__version__", "unknown"))

@@ -21,6 +21,8 @@ class Placement:
 
     replica: int
     width: int
+    index: int
+    """The place of this rank among all that get the replica's requests, its pipeline stages included."""
     pp_rank: int
     pp_size: int
     is_source: bool
@@ -31,6 +33,11 @@ class Placement:
     """Device index of the launch's first rank on this node."""
     gpu_index_step: int
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks get the replica's requests."""
+        return self.width * self.pp_size
+
 
 def read_placement(scheduler: Any) -> Placement:  # noqa: ANN401 - SGLang's scheduler, whose type is not importable here
     """Read the placement of ``scheduler``; valid from ``Scheduler.init_request_dispatcher`` on."""
@@ -39,9 +46,13 @@ def read_placement(scheduler: Any) -> Placement:  # noqa: ANN401 - SGLang's sche
     width = parallel.attn_tp_size * parallel.attn_cp_size
     # Data parallelism is either by separate schedulers (dp_rank) or inside one tensor-parallel group (attn_dp_rank).
     replica = parallel.attn_dp_rank if parallel.attn_dp_size > 1 else parallel.dp_rank
+    # Ranks that join a running launch count from 0 among themselves.
+    joined_behind = getattr(parallel, "ep_join_rank_offset", 0) // width
+    within_stage = parallel.attn_cp_rank * parallel.attn_tp_size + parallel.attn_tp_rank
     return Placement(
-        replica=replica or 0,
+        replica=joined_behind + (replica or 0),
         width=width,
+        index=parallel.pp_rank * width + within_stage,
         pp_rank=parallel.pp_rank,
         pp_size=parallel.pp_size,
         is_source=parallel.pp_rank == 0 and parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0,
@@ -49,6 +60,32 @@ def read_placement(scheduler: Any) -> Placement:  # noqa: ANN401 - SGLang's sche
         first_gpu_index=args.base_gpu_id,
         gpu_index_step=args.gpu_id_step,
     )
+
+
+def guess_placement(scheduler: Any) -> Placement:  # noqa: ANN401
+    """Return the placement of ``scheduler`` as far as it can be told of an SGLang that keeps its ranks elsewhere.
+
+    Good for a slot that only says that nothing is controlled: the first rank of all opens it, for all.
+    """
+    try:
+        return read_placement(scheduler)
+    except Exception:  # noqa: BLE001 - whatever this SGLang lacks: what is asked for is a guess
+        args = getattr(scheduler, "server_args", None)
+        rank = _global_rank()
+        width = int(getattr(args, "tp_size", 1))
+        first = int(getattr(args, "base_gpu_id", 0))
+        step = int(getattr(args, "gpu_id_step", 1))
+        return Placement(
+            replica=0,
+            width=width,
+            index=rank,
+            pp_rank=0,
+            pp_size=int(getattr(args, "pp_size", 1)),
+            is_source=rank == 0,
+            gpu_indices=tuple(first + step * place for place in range(width)),
+            first_gpu_index=first,
+            gpu_index_step=step,
+        )
 
 
 def name_members(placement: Placement, given: Sequence[str] | None, device: str | None) -> tuple[str, ...]:
@@ -86,6 +123,11 @@ def _local_gpu_indices(args: Any, parallel: Any, width: int) -> tuple[int, ...]:
     count = min(width, ranks_per_node - parallel.tp_rank % ranks_per_node)
     own = _own_gpu_index(parallel)
     return tuple(own + step * args.gpu_id_step for step in range(count))
+
+
+def _global_rank() -> int:
+    distributed = importlib.import_module("torch.distributed")
+    return int(distributed.get_rank()) if distributed.is_initialized() else 0
 
 
 def _own_gpu_index(parallel: Any) -> int:  # noqa: ANN401

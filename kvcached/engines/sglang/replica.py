@@ -9,15 +9,19 @@ All methods are for the scheduler's own thread.
 
 from __future__ import annotations
 
+import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from kvcached.engines.sglang.agreement import PATIENCE_S
+from kvcached.engines.sglang.unsupported import UNGOVERNED
 from kvcached.policy import RetentionPolicy
 from kvcached.subscription import REFRESH_S
-from kvcached.values import UNLIMITED, Outcome, Update
+from kvcached.values import UNLIMITED, Outcome, Update, unsupported_report
 
 if TYPE_CHECKING:
+    from kvcached.engines.sglang.agreement import RankAgreement
     from kvcached.engines.sglang.cache import RadixPrefixCache
     from kvcached.engines.sglang.doorbell import Doorbell
     from kvcached.registration import SlotPlace
@@ -29,6 +33,11 @@ CHUNK_TOKENS = 8192
 PIPELINE_PARALLEL_REASON = (
     "pp_size > 1: the pipeline stages evict each on its own, so the limit of this engine cannot be changed at run time"
 )
+
+EVICTION_RULES = 1
+"""Raise it when ranks of this and of the former version would evict other tokens for the same messages."""
+
+_log = logging.getLogger(__name__)
 
 _OPEN_OUTCOMES = frozenset({Outcome.APPLYING, Outcome.HELD, Outcome.EVICTION_FAILED})
 
@@ -43,39 +52,83 @@ class Startup:
     limit_tokens: int
 
 
-class Source:
-    """The source rank's door to the outside: what is published comes in, what became of it goes out."""
+def dialect() -> str:
+    """Return what must be the same on all ranks of a replica: the shape of the messages and what follows from them."""
+    shapes = [
+        (kind.__module__, kind.__qualname__, [field.name for field in fields(kind)]) for kind in (Startup, Update)
+    ]
+    return repr((shapes, CHUNK_TOKENS, EVICTION_RULES))
 
-    def __init__(self, startup: Startup, subscription: Subscription, doorbell: Doorbell | None) -> None:
+
+class Source:
+    """The source rank's door to the outside: what is published comes in, what became of it goes out.
+
+    Nothing is announced before all ranks agreed that they can follow. Without agreement, whatever is published is
+    refused with the reason.
+    """
+
+    def __init__(
+        self, startup: Startup, subscription: Subscription, doorbell: Doorbell | None, agreement: RankAgreement
+    ) -> None:
         """Announce ``startup`` first, then whatever ``subscription`` brings."""
         self._subscription = subscription
         self._doorbell = doorbell
+        self._agreement = agreement
+        self._patient_until = time.monotonic() + PATIENCE_S
+        self._refusal = ""
         self._startup: Startup | None = startup
         self._announced_revision = 0
         self._open = False
         self.next_refresh = 0.0
         """When the reported figures are due again, on the clock of ``time.monotonic``."""
 
+    @property
+    def began(self) -> bool:
+        """Whether the replica was told its startup limit."""
+        return self._startup is None
+
     def place(self) -> SlotPlace | None:
         """Return where in the ledgers this replica stands now, if it does."""
         return self._subscription.place()
+
+    def close(self) -> None:
+        """Give the slots back."""
+        self._subscription.close()
 
     def collect(self) -> list[Startup | Update]:
         """Return what the replica has to be told now; nearly always nothing. Call once per iteration."""
         if self._doorbell is not None:
             self._doorbell.answer()
-        update = self._subscription.poll()
-        if update is None and self._startup is None:
-            return []
-        news: list[Startup | Update] = []
         if self._startup is not None:
-            news.append(self._startup)
-            self._startup = None
+            return self._begin(self._startup)
+        update = self._subscription.poll()
         # Once per revision: the engine may hold a message back for some iterations, for instance behind a pause.
-        if update is not None and update.revision > self._announced_revision:
-            self._announced_revision = update.revision
-            news.append(update)
-        return news
+        if update is None or update.revision <= self._announced_revision:
+            return []
+        self._announced_revision = update.revision
+        return [update]
+
+    def note_served(self) -> None:
+        """Take note that all ranks have served a request: who did not say by now that it can follow never will."""
+        if self._startup is not None and not self._refusal and not self._agreement.is_reached(at_once=True):
+            self._give_up()
+
+    def _begin(self, startup: Startup) -> list[Startup | Update]:
+        if self._refusal:
+            update = self._subscription.poll()
+            if update is not None:
+                self._subscription.acknowledge(unsupported_report(self._refusal, update.revision))
+        elif self._agreement.is_reached():
+            self._startup = None
+            return [startup, *self.collect()]
+        elif self._agreement.is_refused or time.monotonic() >= self._patient_until:
+            self._give_up()
+        return []
+
+    def _give_up(self) -> None:
+        self._refusal = self._agreement.explain()
+        _log.error(UNGOVERNED, self._refusal)
+        self._subscription.acknowledge(unsupported_report(self._refusal))
 
     def acknowledge(self, policy: RetentionPolicy) -> None:
         """Report how things stand, now."""
@@ -99,9 +152,13 @@ class Source:
 class ReplicaControl:
     """The limit of one scheduler rank."""
 
-    def __init__(self, cache: RadixPrefixCache, *, pipeline_parallel: bool, source: Source | None) -> None:
+    def __init__(
+        self, cache: RadixPrefixCache, *, pipeline_parallel: bool, source: Source | None, agreement: RankAgreement
+    ) -> None:
         """Govern ``cache`` from the arrival of :class:`Startup` on."""
         self._source = source
+        self._agreement = agreement
+        self._complains_at = time.monotonic() + PATIENCE_S
         self._cache = cache
         self._idle_tokens = cache.idle_tokens
         self._pipeline_parallel = pipeline_parallel
@@ -148,12 +205,22 @@ class ReplicaControl:
         """Go on with a big drop, or catch what became idle without a release. Once per iteration, idle or not; hot."""
         policy = self._policy
         if policy is None:
+            self._await_startup()
             return
         if self._limited and (policy.draining or self._idle_tokens() != self._settled_idle_tokens):
             self._catch_up(policy)
         source = self._source
         if source is not None and (policy.draining or time.monotonic() >= source.next_refresh):
             source.refresh(policy)
+
+    def _await_startup(self) -> None:
+        """Say once that this rank waits in vain; a source rank says so itself, and publishers learn it from there."""
+        now = time.monotonic()
+        if self._source is None and now >= self._complains_at:
+            self._complains_at = now + PATIENCE_S
+            if not self._agreement.is_reached(at_once=True):
+                self._complains_at = float("inf")
+                _log.error(UNGOVERNED, self._agreement.explain())
 
     def _catch_up(self, policy: RetentionPolicy) -> None:
         """Evict the next chunk of a big drop, or enforce if idle tokens grew since the last enforcement.

@@ -10,12 +10,13 @@ import inspect
 import pkgutil
 
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+SCHEDULER = f"{SCHEDULER_MODULE}.Scheduler"
 
 _RECEIVER = "sglang.srt.managers.scheduler_components.request_receiver.SchedulerRequestReceiver"
 BROADCAST = f"{_RECEIVER}._broadcast_reqs_across_ranks"
 SPLIT = f"{_RECEIVER}._split_work_and_control_reqs"
-INIT_DISPATCHER = f"{SCHEDULER_MODULE}.Scheduler.init_request_dispatcher"
-PROCESS_REQUESTS = f"{SCHEDULER_MODULE}.Scheduler.process_input_requests"
+INIT_DISPATCHER = f"{SCHEDULER}.init_request_dispatcher"
+PROCESS_REQUESTS = f"{SCHEDULER}.process_input_requests"
 RELEASE = "sglang.srt.mem_cache.common.release_kv_cache"
 
 _LEADING_PARAMETERS = {
@@ -29,6 +30,7 @@ _LEADING_PARAMETERS = {
 
 _USED = (
     "sglang.srt.mem_cache.base_prefix_cache.EvictParams",
+    "sglang.srt.mem_cache.base_prefix_cache.EvictResult.num_tokens_evicted",
     "sglang.srt.plugins.hook_registry.HookRegistry",
     "sglang.srt.plugins.hook_registry.HookType",
     "sglang.utils.TypeBasedDispatcher",

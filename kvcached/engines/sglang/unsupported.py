@@ -1,25 +1,27 @@
-"""What happens when this SGLang cannot be governed: it serves as if the plugin were not there, and says so.
-
-Nothing is hooked then, so what is known of a scheduler process comes from how SGLang spawned it.
-"""
+"""What happens when this SGLang cannot be governed: it serves as if the plugin were not there, and says so."""
 
 from __future__ import annotations
 
-import inspect
+import functools
 import logging
-import multiprocessing
 from typing import TYPE_CHECKING, Any
 
+from kvcached.engines.sglang import targets
+from kvcached.engines.sglang.attaching import attach
 from kvcached.engines.sglang.identity import identify
-from kvcached.engines.sglang.placement import Placement, name_members
+from kvcached.engines.sglang.placement import guess_placement, name_members
 from kvcached.subscription import Subscription
 from kvcached.values import UNLIMITED, unsupported_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvcached.engines.sglang.placement import Placement
     from kvcached.settings import Settings
     from kvcached.values import Identity
+
+UNGOVERNED = "%s; serving on with a prefix cache that kvcached does not govern"
+"""What a process says that is left alone, as the log's format of a reason."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,28 +31,49 @@ def refuse_or_warn(settings: Settings, reason: str) -> None:
     if settings.strict:
         message = f"kvcached: {reason}; KVCACHED_STRICT=1 forbids to serve like that"
         raise SystemExit(message)
-    _log.error("%s; serving on with a prefix cache that kvcached does not govern", reason)
+    _log.error(UNGOVERNED, reason)
 
 
-def report_spawned(settings: Settings, reason: str) -> None:
+def report_missing(settings: Settings, reason: str) -> None:
     """Report an SGLang without some hook target, from any of its processes.
 
-    Only the first rank of a replica says so and takes a slot, whose outcome is ``unsupported_engine``; with
-    ``KVCACHED_STRICT=1`` every process refuses.
+    With ``KVCACHED_STRICT=1`` every process refuses. Otherwise a process that builds a scheduler reports it then,
+    however it was started: its ranks are known by that time.
     """
-    spawned = _spawned_placement()
     if settings.strict:
         refuse_or_warn(settings, reason)
-    if spawned is not None and spawned[0].is_source:
-        report_placed(settings, reason, *spawned)
+    try:
+        attach(f"{targets.SCHEDULER}.__init__", functools.partial(_report_built, settings, reason), before=False)
+    except (ImportError, AttributeError):
+        refuse_or_warn(settings, reason)  # not even a scheduler of that name: nobody could say it later
 
 
-def report_placed(settings: Settings, reason: str, placement: Placement, device: str | None) -> None:
-    """Report, from a source rank, a replica that cannot be governed."""
+def _report_built(settings: Settings, reason: str, _none: object, scheduler: Any, *_: object, **__: object) -> None:  # noqa: ANN401
+    try:
+        report_scheduler(settings, reason, scheduler)
+    except Exception:  # noqa: BLE001 - a fault of ours must not end a scheduler
+        _log.exception("%s; and that could not be reported in the ledger", reason)
+
+
+def report_scheduler(settings: Settings, reason: str, scheduler: Any) -> None:  # noqa: ANN401 - SGLang's scheduler
+    """Report, from the process of ``scheduler``, that it cannot be governed.
+
+    The first rank of a replica says so and takes a slot, whose outcome is ``unsupported_engine``; with
+    ``KVCACHED_STRICT=1`` every rank refuses.
+    """
+    placement = guess_placement(scheduler)
+    if not placement.is_source and not settings.strict:
+        return
     refuse_or_warn(settings, reason)
     identity = identify(settings, placement, startup_limit_tokens=UNLIMITED, block_tokens=1)
-    members = name_members(placement, settings.gpu_ids, device)
-    UngovernedSlot(settings, identity, members, reason).open()
+    UngovernedSlot(settings, identity, _members(settings, placement, scheduler), reason).open()
+
+
+def _members(settings: Settings, placement: Placement, scheduler: Any) -> tuple[str, ...]:  # noqa: ANN401
+    try:
+        return name_members(placement, settings.gpu_ids, scheduler.server_args.device)
+    except Exception:  # noqa: BLE001 - a slot under a plain name is better than none
+        return tuple(f"cpu-{index}" for index in placement.gpu_indices)
 
 
 class UngovernedSlot:
@@ -70,27 +93,3 @@ class UngovernedSlot:
         update = self._subscription.poll()
         settled = 0 if update is None else update.revision
         self._subscription.acknowledge(unsupported_report(self._reason, settled))
-
-
-def _spawned_placement() -> tuple[Placement, str | None] | None:
-    """Return placement and device of this process if SGLang spawned it as a scheduler, from its spawn arguments."""
-    process: Any = multiprocessing.current_process()
-    target: Any = getattr(process, "_target", None)
-    if getattr(target, "__name__", "") != "run_scheduler_process":
-        return None
-    try:
-        given = inspect.signature(target).bind(*process._args, **process._kwargs).arguments  # noqa: SLF001
-        args, tp_rank, pp_rank = given["server_args"], given["tp_rank"], given["pp_rank"]
-        placement = Placement(
-            replica=given.get("dp_rank") or 0,
-            width=args.tp_size,
-            pp_rank=pp_rank,
-            pp_size=args.pp_size,
-            is_source=tp_rank == 0 and pp_rank == 0,
-            gpu_indices=tuple(given["gpu_id"] + step * args.gpu_id_step for step in range(args.tp_size)),
-            first_gpu_index=args.base_gpu_id,
-            gpu_index_step=args.gpu_id_step,
-        )
-    except (TypeError, KeyError, AttributeError):
-        return None  # an SGLang that spawns its schedulers in another way; the log line is all there is
-    return placement, args.device

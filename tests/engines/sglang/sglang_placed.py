@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 from sglang.utils import TypeBasedDispatcher
+from torch.distributed import HashStore
 
+from kvcached.engines.sglang.agreement import RankAgreement
 from kvcached.engines.sglang.hooks import SchedulerHooks
-from kvcached.engines.sglang.replica import Startup
+from kvcached.engines.sglang.placement import read_placement
+from kvcached.engines.sglang.replica import Startup, dialect
 from kvcached.settings import read_settings
 
 if TYPE_CHECKING:
@@ -42,6 +45,21 @@ class Placed:
         self.hooks.end_iteration(None, self.scheduler, messages)
 
 
+def scheduler_of(cached: Cached, *, source: bool = True, sleeps: bool = False) -> SimpleNamespace:
+    """Return the stand-in of the scheduler of the first (or second) of two tensor-parallel ranks."""
+    rank = 0 if source else 1
+    sizes = {"tp_size": 2, "attn_tp_size": 2, "attn_cp_size": 1, "attn_dp_size": 1, "pp_size": 1}
+    ranks = {"tp_rank": rank, "attn_tp_rank": rank, "attn_cp_rank": 0, "attn_dp_rank": 0, "pp_rank": 0}
+    return SimpleNamespace(
+        ps=SimpleNamespace(**sizes, **ranks, dp_rank=None, gpu_id=rank),
+        server_args=SimpleNamespace(nnodes=1, base_gpu_id=0, gpu_id_step=1, device="cpu"),
+        tree_cache=cached.tree_cache,
+        token_to_kv_pool_allocator=cached.token_to_kv_pool_allocator,
+        idle_sleeper=SimpleNamespace(poller=zmq.Poller()) if sleeps else None,
+        _request_dispatcher=TypeBasedDispatcher([]),
+    )
+
+
 def place(
     cached: Cached,
     ledger_dir: Path,
@@ -50,22 +68,26 @@ def place(
     sleeps: bool = False,
     environ: dict[str, str] | None = None,
 ) -> Placed:
-    """Return hooks in the scheduler of the first (or second) of two tensor-parallel ranks, before any iteration."""
-    rank = 0 if source else 1
-    sizes = {"tp_size": 2, "attn_tp_size": 2, "attn_cp_size": 1, "attn_dp_size": 1, "pp_size": 1}
-    ranks = {"tp_rank": rank, "attn_tp_rank": rank, "attn_cp_rank": 0, "attn_dp_rank": 0, "pp_rank": 0}
-    scheduler = SimpleNamespace(
-        ps=SimpleNamespace(**sizes, **ranks, dp_rank=None, gpu_id=rank),
-        server_args=SimpleNamespace(nnodes=1, base_gpu_id=0, gpu_id_step=1, device="cpu"),
-        tree_cache=cached.tree_cache,
-        token_to_kv_pool_allocator=cached.token_to_kv_pool_allocator,
-        idle_sleeper=SimpleNamespace(poller=zmq.Poller()) if sleeps else None,
-        _request_dispatcher=TypeBasedDispatcher([]),
-    )
+    """Return hooks in a scheduler whose fellow rank has said that it can follow, before any iteration."""
+    scheduler = scheduler_of(cached, source=source, sleeps=sleeps)
+    store = HashStore()
+    declare(scheduler_of(cached, source=not source), store)
+    return take_place(scheduler, ledger_dir, store, environ)
+
+
+def take_place(
+    scheduler: SimpleNamespace, ledger_dir: Path, store: HashStore, environ: dict[str, str] | None = None
+) -> Placed:
+    """Return hooks in ``scheduler``, which shares ``store`` with the other ranks."""
     settings = {"KVCACHED_LEDGER_DIR": str(ledger_dir), "KVCACHED_INSTANCE_NAME": INSTANCE, **(environ or {})}
-    hooks = SchedulerHooks(read_settings("sglang", settings))
+    hooks = SchedulerHooks(read_settings("sglang", settings), lambda: store)
     hooks.take_place(None, scheduler)
     return Placed(hooks, scheduler)
+
+
+def declare(scheduler: SimpleNamespace, store: HashStore, refusal: str = "") -> None:
+    """Let the rank of ``scheduler`` say that it can follow, or why it cannot."""
+    RankAgreement(read_placement(scheduler), dialect(), store).declare(refusal)
 
 
 def start_second_rank(placed: Placed, limit: int) -> None:

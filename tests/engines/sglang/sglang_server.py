@@ -129,7 +129,7 @@ class Server:
         self.records_dir = folder / "records"
         self.records_dir.mkdir()
         self.log_path = folder / "server.log"
-        self.port = _free_port()
+        self.port = free_port()
         load = [] if any(model.glob("*.safetensors")) else ["--load-format", "dummy"]
         self._command = [sys.executable, *entry, "--model-path", str(model), *load]
         self._command += [*OPTIONS, "--port", str(self.port), *options]
@@ -284,7 +284,7 @@ class Server:
         return found
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port that is free now; SGLang takes no port 0, and some releases add 10,000 for one of their own."""
     for port in random.sample(range(20_000, 50_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -10,9 +10,9 @@ import sglang
 from kvcached.control import set_prefix_cache_retention_limit
 
 
-def main(model: str, instance: str) -> None:
-    """Print how many tokens were cached before and after limit 0."""
-    engine = sglang.Engine(
+def start(model: str) -> sglang.Engine:
+    """Return an engine on the CPU, with dummy weights."""
+    return sglang.Engine(
         model_path=model,
         load_format="dummy",
         skip_tokenizer_init=True,
@@ -26,6 +26,11 @@ def main(model: str, instance: str) -> None:
         mem_fraction_static=0.3,
         grammar_backend="none",
     )
+
+
+def main(model: str, instance: str) -> None:
+    """Print how many tokens were cached before and after limit 0."""
+    engine = start(model)
     ids = list(range(10, 210))
     sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
     found = [engine.generate(input_ids=ids, sampling_params=sampling)["meta_info"]["cached_tokens"] for _ in range(2)]

@@ -121,3 +121,30 @@ def test_the_least_recently_used_go_first(cached: Cached) -> None:
             kept.append(index)
         cached.unlock(lock)
     assert kept == [0, 5, 6, 7]
+
+
+def test_tokens_that_become_idle_during_an_eviction_hide_nothing(cached: Cached) -> None:
+    """A cache that completes transfers while it evicts ends with as many idle tokens; what went is counted, too.
+
+    So the limit is not said to be held up by something, and the next step goes on.
+    """
+    for each in (list(range(1, 257)), list(range(300, 556))):
+        cached.insert(each)
+    lock = cached.lock(list(range(300, 556)))
+    evict, tree = cached.tree_cache.evict, cached.tree_cache
+
+    def complete_a_transfer(params: object) -> object:
+        result = evict(params)
+        if tree.evict is complete_a_transfer:
+            tree.evict = evict
+            cached.unlock(lock)
+        return result
+
+    tree.evict = complete_a_transfer
+    policy = RetentionPolicy(RadixPrefixCache(cached), -1)
+    policy.update(Update(1, 0))
+    report = policy.report()
+    assert (report.outcome, report.idle_tokens, report.evicted_tokens) == (Outcome.APPLYING, 256, 256)
+    policy.on_step()
+    report = policy.report()
+    assert (report.outcome, report.idle_tokens, report.evicted_tokens) == (Outcome.APPLIED, 0, 512)

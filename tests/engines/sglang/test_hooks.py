@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import logging
 import pkgutil
+from importlib import metadata
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from sglang_caches import Cached, build
-from sglang_placed import INSTANCE, Placed, place, start_second_rank
+from sglang_placed import INSTANCE, Placed, place, scheduler_of, start_second_rank, take_place
+from torch.distributed import HashStore
 
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
 from kvcached.engines.sglang import targets
@@ -19,6 +22,7 @@ from kvcached.settings import read_settings
 from kvcached.values import Outcome, Update
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from kvcached.control import PublicationResult
@@ -191,11 +195,13 @@ def test_no_exception_of_ours_reaches_the_loop(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_a_scheduler_that_our_hook_never_met_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A scheduler that makes its dispatcher in its own way is not governed, and that is said once."""
+    """A scheduler that makes its dispatcher in its own way is not governed; log and slot say so once."""
     hooks = SchedulerHooks(read_settings("sglang", {"KVCACHED_LEDGER_DIR": str(tmp_path)}))
+    scheduler = scheduler_of(filled(1))
     for _ in range(3):
-        hooks.end_iteration(None, None, [])
+        hooks.end_iteration(None, scheduler, [])
     assert sum("does not govern" in record.message for record in caplog.records) == 1
+    assert outcome(tmp_path) is Outcome.UNSUPPORTED_ENGINE
 
 
 def test_a_cache_that_does_not_count_is_refused(tmp_path: Path) -> None:
@@ -213,6 +219,66 @@ def test_a_cache_that_does_not_count_is_refused(tmp_path: Path) -> None:
     assert not result.applied
     assert "Uncounted" in result.rejections[0].reason
     assert outcome(tmp_path) is Outcome.UNSUPPORTED_ENGINE
+
+
+def without_capacity(scheduler: SimpleNamespace) -> None:
+    scheduler.token_to_kv_pool_allocator = SimpleNamespace()
+
+
+def without_page_size(scheduler: SimpleNamespace) -> None:
+    scheduler.tree_cache = SimpleNamespace(evictable_size=int)
+
+
+def without_ranks(scheduler: SimpleNamespace) -> None:
+    scheduler.ps = SimpleNamespace()
+
+
+def without_devices(scheduler: SimpleNamespace) -> None:
+    del scheduler.server_args.device
+
+
+def without_a_dispatcher(scheduler: SimpleNamespace) -> None:
+    del scheduler._request_dispatcher
+
+
+LACKS = (without_capacity, without_page_size, without_ranks, without_devices, without_a_dispatcher)
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_whatever_fails_when_a_scheduler_takes_its_place_is_reported(
+    tmp_path: Path, lack: Callable[[SimpleNamespace], None]
+) -> None:
+    """A scheduler that lacks anything the plugin reads is left alone; waiters get the reason, and the log has it."""
+    scheduler = scheduler_of(filled(1))
+    lack(scheduler)
+    placed = take_place(scheduler, tmp_path, HashStore())
+    assert placed.hooks.announce(None, [], None) is None
+    placed.hooks.end_iteration(None, scheduler, [])
+    result = publish(0, tmp_path, wait=20)
+    assert result.accepted
+    assert "AttributeError: " in result.rejections[0].reason
+    assert outcome(tmp_path) is Outcome.UNSUPPORTED_ENGINE
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_whatever_fails_then_refuses_a_strict_start(tmp_path: Path, lack: Callable[[SimpleNamespace], None]) -> None:
+    """With KVCACHED_STRICT=1 the same ends the start."""
+    scheduler = scheduler_of(filled(1))
+    lack(scheduler)
+    with pytest.raises(SystemExit, match=r"AttributeError: .*KVCACHED_STRICT=1"):
+        take_place(scheduler, tmp_path, HashStore(), {"KVCACHED_STRICT": "1"})
+
+
+def test_an_sglang_under_another_name_is_governed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build whose distribution is not called sglang has no version there; that is no reason to leave it alone."""
+
+    def no_such_distribution(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", no_such_distribution)
+    placed = place(filled(3), tmp_path, environ={"KVCACHED_MAX_CACHED_TOKENS": "100"})
+    placed.iterate()
+    assert idle(placed) == LEAF
 
 
 @pytest.mark.parametrize("target", list(targets._LEADING_PARAMETERS))

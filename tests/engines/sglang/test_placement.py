@@ -98,8 +98,13 @@ def test_given_names_count_along_the_ranks_of_the_launch(changes: dict[str, int]
         ({"pp_size": 2, "pp_rank": 1}, 0, 2, False),
         ({"attn_tp_size": 1, "attn_dp_size": 2, "attn_dp_rank": 1, "tp_rank": 1}, 1, 1, True),
         ({"attn_tp_size": 1, "attn_cp_size": 2, "attn_cp_rank": 1, "tp_rank": 1}, 0, 2, False),
+        ({"attn_tp_size": 1, "attn_dp_size": 2, "attn_dp_rank": 1, "ep_join_rank_offset": 4}, 5, 1, True),
+        ({"ep_join_rank_offset": 4}, 2, 2, True),
     ],
-    ids=["first", "second", "second-stage", "second-attention-replica", "second-context-rank"],
+    ids=[
+        *("first", "second", "second-stage", "second-attention-replica", "second-context-rank"),
+        *("second-that-joined-behind-four", "joined-behind-two-of-two"),
+    ],
 )
 def test_one_rank_of_each_replica_is_its_source(
     changes: dict[str, int],
@@ -110,3 +115,16 @@ def test_one_rank_of_each_replica_is_its_source(
     """The source is the rank that takes requests in: the first of a replica's first stage."""
     placement = read_placement(scheduler(**changes))
     assert (placement.replica, placement.width, placement.is_source) == (replica, width, is_source)
+
+
+def test_every_rank_that_gets_the_requests_of_a_replica_has_a_place_of_its_own() -> None:
+    """Tensor, context and pipeline ranks of one replica count through without a gap."""
+    places = {
+        read_placement(
+            scheduler(attn_cp_size=2, pp_size=3, attn_tp_rank=tensor, attn_cp_rank=context, pp_rank=stage)
+        ).index
+        for tensor in range(2)
+        for context in range(2)
+        for stage in range(3)
+    }
+    assert places == set(range(12))

@@ -28,6 +28,18 @@ def test_a_missing_hook_target_leaves_a_server_that_serves_and_says_so(serve: Se
     assert server.generate(prompt(1, 300)).cached_tokens == 299
 
 
+def test_each_replica_inside_one_group_says_that_a_hook_target_is_missing(serve: Serve, plain_model: Path) -> None:
+    """With attention data parallelism, whose schedulers are started in another way, all replicas have a slot."""
+    options = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--skip-server-warmup")
+    server = serve(plain_model, *options, probes=("missing",))
+    waited = server.set_limit(0, "--wait", "30")
+    assert waited.code == 7, waited
+    replicas = server.status()
+    assert [replica["replica"] for replica in replicas] == [0, 1]
+    assert {replica["outcome"] for replica in replicas} == {"unsupported_engine"}
+    assert server.log().count("no usable sglang.srt.mem_cache.common.release_kv_cache") == 2
+
+
 def test_a_strict_server_refuses_to_start_without_a_hook_target(
     tmp_path: Path, plain_model: Path, probes: Path
 ) -> None:

@@ -1,0 +1,7 @@
+"""Placement groups."""
+
+from __future__ import annotations
+
+
+class PlacementGroup:
+    """Some bundles of resources."""
