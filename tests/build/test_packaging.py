@@ -90,7 +90,8 @@ def test_every_kind_of_install_works(kind: str, tree: Path, tmp_path: Path) -> N
         "vllm.general_plugins kvcached.engines.vllm:register",
         "sglang.srt.plugins kvcached.engines.sglang:register",
     ]
-    assert output.splitlines()[3].startswith(f"layout True {tree if kind == 'editable' else tmp_path / 'venv'}")
+    place = tree if kind == "editable" else tmp_path / "venv"
+    assert output.splitlines()[3].startswith(f"interface 2, ledger version 2 {place}")
 
 
 def test_missing_compiler_is_one_clear_sentence(tree: Path) -> None:
