@@ -8,6 +8,7 @@ reaches the engine as an exception; it serves on without control, says so, and i
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from dataclasses import replace
@@ -73,6 +74,7 @@ class Subscription:
         self._rejected = Update(0, 0)
         self._report: Report | None = None
         self._next_refresh = 0.0
+        self._pid = os.getpid()
         self._lock = threading.Lock()  # guards the registration and all of the above but what poll reads
         self._handles = threading.Lock()  # held while wait uses a registration: nobody closes it meanwhile
         self._registration: Registration | None = None
@@ -136,6 +138,8 @@ class Subscription:
 
         Writes nothing if nothing changed. Never raises.
         """
+        if self._is_inherited():
+            return
         with self._lock:
             self._settled_revision = max(self._settled_revision, report.settled_revision)
             if self._unsettled is not None and self._unsettled.revision <= self._settled_revision:
@@ -163,6 +167,9 @@ class Subscription:
 
         For an engine whose scheduler thread sleeps here while it idles. :meth:`close` ends it at once, with False.
         """
+        if self._is_inherited():
+            time.sleep(max(0.0, deadline - time.monotonic()))
+            return False
         while not self._stopping.is_set():
             with self._handles:
                 registration = self._registration
@@ -193,6 +200,8 @@ class Subscription:
 
         ``poll`` and ``acknowledge`` do nothing afterwards.
         """
+        if self._is_inherited():
+            return
         self._stopping.set()
         self._registered.set()  # whoever waits for a registration
         with self._lock:
@@ -203,6 +212,10 @@ class Subscription:
             self._watcher.join()
         if registration is not None:
             self._dispose(registration)
+
+    def _is_inherited(self) -> bool:
+        """Return whether this is a forked child: it owns nothing, has no watcher, and may find our locks taken."""
+        return os.getpid() != self._pid
 
     def _dispose(self, registration: Registration) -> None:
         with self._handles:
