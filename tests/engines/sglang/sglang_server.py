@@ -172,6 +172,12 @@ class Server:
         message = f"the server did not come up (exit code {self.exit_code()}):\n{self.log()[-6000:]}"
         raise AssertionError(message)
 
+    @property
+    def pid(self) -> int:
+        """The process id of the launcher, which is that of its session and process group."""
+        assert self._process is not None
+        return self._process.pid
+
     def exit_code(self) -> int | None:
         """Return how the server ended, or None while it runs."""
         assert self._process is not None
