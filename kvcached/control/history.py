@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _NS = 1_000_000_000
 
-RECORDS = 32
+RECORDS = 64
 """How many publications a ledger records; a newer one takes the place of the oldest."""
 
 

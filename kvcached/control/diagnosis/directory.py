@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SUBJECT = "ledger directory"
 SPACE = "free space"
-LEDGER_BYTES = 32768
+LEDGER_BYTES = 49152
 _LOW_BYTES = 1 << 20
 
 
