@@ -30,8 +30,8 @@ def test_record_that_lost_the_older_ones_says_so(control: Control, toys: Toys) -
     assert control.run("status", "--history", "--instance", "inst-1").stdout.endswith(
         "nothing was published to inst-1 yet\n"
     )
-    for _ in range(2):
-        for name in names:
+    for some in (names, names[2:], names[2:]):
+        for name in some:
             assert publish(5000, name, str(control.directory)).accepted
     text = control.run("status", "--history", "--instance", "inst-1").stdout
     assert "nothing was published" not in text
@@ -41,7 +41,7 @@ def test_record_that_lost_the_older_ones_says_so(control: Control, toys: Toys) -
     )
     assert "older ones are gone" in control.run("status", "--history", "--instance", "inst-39").stdout
     found = control.json("status", "--history", "--instance", "inst-39")
-    assert (len(found["history"]), found["history_complete"]) == (1, False)
+    assert (len(found["history"]), found["history_complete"]) == (2, False)
 
 
 def test_short_record_is_complete(control: Control, toys: Toys) -> None:
