@@ -2,48 +2,65 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_log = logging.getLogger(__name__)
-
-_ANSWER_WITHIN_S = 30.0
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def member_ids(engine: Any, replica: int, configured: tuple[str, ...] | None) -> list[str]:  # noqa: ANN401 - vLLM's EngineCore
     """Return the ids of the replica's members, one per device of its workers.
 
-    ``configured`` (``KVCACHED_GPU_IDS``) wins: one entry per worker of all replicas, each replica taking its share in
-    order, or one entry per worker of a single replica, used by each. Without it the workers themselves are asked, so
-    only call this while no step is in flight. A worker without a GPU is ``cpu-N``, counted over all replicas.
+    ``configured`` (``KVCACHED_GPU_IDS``) wins: one entry per worker of all replicas, or of those of this node, each
+    replica taking its share in order, or one entry per worker of a single replica, used by each. Without it the workers
+    themselves are asked, so only call this while no step is in flight. A worker without a GPU is ``cpu-N``, counted
+    over all replicas.
     """
-    workers = int(engine.vllm_config.parallel_config.world_size)
-    first = replica * workers
+    parallel = engine.vllm_config.parallel_config
+    workers = int(parallel.world_size)
     if configured is not None:
-        share = configured[first : first + workers]
-        return list(dict.fromkeys(share if len(share) == workers else configured))
-    names = _ask_workers(engine) or [""] * workers
-    return list(dict.fromkeys(name or f"cpu-{first + index}" for index, name in enumerate(names)))
+        on_node = int(getattr(parallel, "data_parallel_rank_local", None) or 0)
+        return list(dict.fromkeys(_share(configured, workers, (replica, on_node))))
+    # No time limit: an executor that gives up on one worker leaves the others' answers to whoever asks next.
+    names = engine.model_executor.collective_rpc(make_device_question())
+    return list(dict.fromkeys(str(name) or f"cpu-{replica * workers + each}" for each, name in enumerate(names)))
 
 
-def describe_device(worker: Any) -> str:  # noqa: ANN401 - vLLM's worker, or its wrapper
-    """Return the id of the GPU that ``worker`` runs on, or "" if it has none. Runs in the worker's process."""
-    device = getattr(worker, "device", None)
-    if device is None or device.type == "cpu":
-        return ""
-    if device.type == "cuda":
-        import torch  # noqa: PLC0415 - only ever imported where vLLM's worker already did
+def make_device_question() -> Callable[[Any], str]:
+    """Return what every worker is asked: a function that travels by value and never raises.
 
-        uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
-        if uuid:
-            return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-    return f"{device.type}-{device.index or 0}"
+    A worker that answers with an exception leaves the executor with answers that nobody reads, and the next question
+    gets one of them. So a worker's node needs no installed kvcached: a function within a function is pickled as code.
+    """
+
+    def describe_device(worker: Any) -> str:  # noqa: ANN401 - vLLM's worker, or its wrapper
+        """Return the id of the GPU that ``worker`` runs on, or "" if it has none or nobody knows."""
+        import os  # noqa: PLC0415 - it travels along
+        import sys  # noqa: PLC0415
+
+        name = ""
+        try:
+            device = worker.device
+            index = device.index or 0
+            if device.type != "cpu":
+                name = f"{device.type}-{index}"
+            if device.type == "cuda":
+                visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+                if index < len(visible) and visible[index].startswith("MIG-"):
+                    return visible[index]  # two slices of one GPU may bear the GPU's own id
+                uuid = str(getattr(sys.modules["torch"].cuda.get_device_properties(device), "uuid", ""))
+                name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}" if uuid else name
+        except Exception:  # noqa: BLE001, S110 - see above; the name that is known so far will do
+            pass
+        return name
+
+    return describe_device
 
 
-def _ask_workers(engine: Any) -> list[str]:  # noqa: ANN401
-    """Return what each worker says of its device, or nothing if they cannot be asked."""
-    try:
-        return [str(name) for name in engine.model_executor.collective_rpc(describe_device, timeout=_ANSWER_WITHIN_S)]
-    except Exception:  # noqa: BLE001 - whatever an executor raises, the engine has to serve
-        _log.warning("the workers did not tell their devices; set KVCACHED_GPU_IDS to name them", exc_info=True)
-        return []
+def _share(configured: tuple[str, ...], workers: int, places: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the entries at the first of ``places`` for which ``configured`` has a whole share, else all."""
+    for place in places:
+        share = configured[place * workers : (place + 1) * workers]
+        if len(share) == workers:
+            return share
+    return configured

@@ -27,13 +27,19 @@ if TYPE_CHECKING:
 
 
 def test_two_tensor_parallel_workers_are_two_members_of_one_replica(model: Path, tmp_path: Path) -> None:
-    """With TP = 2 one publication reaches both members; the startup limit holds from the first request."""
+    """With TP = 2 one publication reaches both members; the startup limit holds from the first request.
+
+    One worker's node has no kvcached. It is asked for its device all the same, and no answer is left in the executor's
+    queues for vLLM's own next question.
+    """
     environment = engine_environment(
         tmp_path / "ledger",
         "tp",
         VLLM_CPU_OMP_THREADS_BIND="0|1",
+        VLLM_SERVER_DEV_MODE="1",
         KVCACHED_MAX_CACHED_TOKENS="100",
     )
+    environment = with_plugin(environment, "without_kvcached", tmp_path)
     with serving(model, tmp_path, environment, "--tensor-parallel-size", "2") as server:
         server.cached_tokens(prompt(1))
         started = wait_until(lambda: settled(server.instance, tmp_path / "ledger"), 10.0)[0]
@@ -46,6 +52,7 @@ def test_two_tensor_parallel_workers_are_two_members_of_one_replica(model: Path,
         server.set(0)
         assert server.replica()["split"] is False
         assert server.cached_tokens(prompt(1)) == 0
+        assert server.ask_workers("check_health") == [None, None]
 
 
 def test_both_data_parallel_replicas_change_and_no_batch_is_started(model: Path, tmp_path: Path) -> None:

@@ -155,6 +155,11 @@ class Server:
         response.close()
         connection.close()
 
+    def ask_workers(self, method: str) -> list[Any]:
+        """Call a method of all workers, through the server's own endpoint for developers; return their answers."""
+        answers: list[Any] = self._post({"method": method}, "/collective_rpc")["results"]
+        return answers
+
     def set(self, limit: int | str) -> dict[str, Any]:
         """Change the limit from another process and wait for it."""
         return set_limit(limit, self.instance, self.ledger_dir)
@@ -176,11 +181,11 @@ class Server:
         """Return the process ids of the engine cores."""
         return [child for child in descendants(self.process.pid) if process_title(child).startswith("VLLM::EngineCor")]
 
-    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, body: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=120)
         with contextlib.closing(connection):
             payload = json.dumps({"model": "tiny", "temperature": 0} | body)
-            connection.request("POST", "/v1/completions", payload, {"Content-Type": "application/json"})
+            connection.request("POST", path, payload, {"Content-Type": "application/json"})
             response = connection.getresponse()
             text = response.read()
             assert response.status == http.client.OK, text
