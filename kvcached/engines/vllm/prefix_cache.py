@@ -62,10 +62,14 @@ class BlockPrefixCache:
 
 
 def group_block_tokens(manager: Any) -> list[int]:  # noqa: ANN401 - vLLM's KVCacheManager
-    """Return the block sizes, in tokens, of the groups of ``manager`` whose blocks can be cached."""
+    """Return the block sizes, in tokens, of the groups of ``manager`` whose blocks its pool can cache.
+
+    A group may keep its blocks in a pool of its own, in the host's memory; those are none of the blocks counted here.
+    """
     sizes = []
     for single in manager.coordinator.single_type_managers:
         spec = getattr(single, "kv_cache_spec", None)
-        if getattr(spec, "prefix_cacheable", True):
+        here = getattr(single, "block_pool", manager.block_pool) is manager.block_pool
+        if here and getattr(spec, "prefix_cacheable", True):
             sizes.append(int(single.block_size))
     return sizes

@@ -1,7 +1,7 @@
 """Everything of vLLM that the plugin touches, resolved before the first hook is installed.
 
 A release that lacks one of these is not controlled at all: half a hook is worse than none. The names were read in
-vLLM 0.24 to 0.32; no version number decides anything.
+vLLM 0.24 to 0.33; no version number decides anything.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from kvcached.engines.vllm.idle_blocks import POOL_METHODS, QUEUE_METHODS, IdleBlocks
+from kvcached.engines.vllm.free_queue import POOL_METHODS, QUEUE_METHODS
+from kvcached.engines.vllm.idle_blocks import IdleBlocks
 
 
 class UnsupportedEngineError(Exception):
@@ -29,6 +30,7 @@ class Targets:
     engine_core: type[Any]
     engine_core_proc: type[Any]
     block_pool: type[Any]
+    free_queue: type[Any]
     event_batch: type[Any]
     wakeup: tuple[Any, None]
     """What is put into an engine core's input queue to turn its idle loop once; vLLM ignores it otherwise."""
@@ -56,6 +58,7 @@ def resolve_targets() -> Targets:
         engine_core=engine_core,
         engine_core_proc=engine_core_proc,
         block_pool=block_pool,
+        free_queue=queue,
         event_batch=_attribute(_module("vllm.distributed.kv_events"), "KVEventBatch"),
         wakeup=(_attribute(request_type, "WAKEUP"), None),
     )

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import collections
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
-from kvcached.engines.vllm.idle_blocks import IdleBlocks
+from kvcached.engines.vllm.idle_blocks import CountMismatchError, IdleBlocks
+from kvcached.engines.vllm.prefix_cache import group_block_tokens
 
 BLOCKS = 200
 OPERATIONS = 20_000
@@ -100,6 +102,16 @@ class Traffic:
             request = self.requests.pop(self.random.randrange(len(self.requests)))
             self.pool.unpin_blocks(request, on_reuse=id)
 
+    def adopt(self) -> None:
+        """Take uncached free blocks back out of the middle of the queue, as a host cache's coordinator does."""
+        if not hasattr(self.pool, "unpin_blocks"):
+            return
+        uncached = [block for block in self.pool.free_block_queue.get_all_free_blocks() if block.block_hash is None]
+        taken = self.random.sample(uncached, min(len(uncached), self.random.randrange(3)))
+        if taken:
+            self.pool.touch(taken)
+            self.requests.append(taken)
+
     def reset(self) -> None:
         """Reset the prefix cache; vLLM refuses while blocks are in use."""
         self.pool.reset_prefix_cache()
@@ -117,6 +129,9 @@ def test_the_count_equals_a_full_scan_after_every_random_operation(groups: int, 
     operations = [traffic.allocate] * 8 + [traffic.free] * 7 + [traffic.promote]
     if holes:
         operations += [traffic.fail_load, traffic.unpin]
+        traffic.allocate()
+        traffic.unpin()  # from the first unpinned block on
+        operations += [traffic.adopt]
     for _ in range(OPERATIONS):
         draw = traffic.random.random()
         if draw < 0.1:
@@ -133,6 +148,44 @@ def test_the_count_equals_a_full_scan_after_every_random_operation(groups: int, 
             traffic.random.choice(operations)()
         assert counter.count == len(idle(pool))
         assert counter.used == BLOCKS - 1 - len(scan(pool))
+        assert counter.check(lambda: True)
+
+
+def test_a_check_gives_way_and_finds_a_wrong_count() -> None:
+    """A walk over a large queue ends when it is in the way, and else tells a count that is wrong."""
+    pool = make_pool(10_000)
+    counter = IdleBlocks(pool)
+    assert counter.check(lambda: False) is True
+    assert counter.check(lambda: True) is False
+    counter._free.front -= 1
+    with pytest.raises(
+        CountMismatchError, match="1 of 9999 free blocks were counted as idle, and a walk finds 0 of 9999"
+    ):
+        counter.check(lambda: False)
+    assert counter.check(lambda: True) is False
+
+
+def test_groups_with_another_pool_do_not_count() -> None:
+    """A group that keeps its blocks in the host's memory is no part of what a block of this pool is worth."""
+    pool, host = make_pool(10), make_pool(10)
+    groups = [
+        SimpleNamespace(block_size=size, block_pool=where) for size, where in ((16, pool), (16, host), (64, pool))
+    ]
+    manager = SimpleNamespace(block_pool=pool, coordinator=SimpleNamespace(single_type_managers=groups))
+    assert group_block_tokens(manager) == [16, 64]
+
+
+def test_a_pool_that_was_let_go_has_its_own_methods() -> None:
+    """After the end of the control nothing of ours is left on pool and queue, also where one followed since later."""
+    pool = make_pool(BLOCKS)
+    before = [set(vars(each)) for each in (pool, pool.free_block_queue)]
+    counter = IdleBlocks(pool)
+    traffic = Traffic(pool, groups=1, seed=7)
+    for _ in range(100):
+        traffic.random.choice([traffic.allocate, traffic.free, traffic.unpin, traffic.adopt])()
+    assert [set(vars(each)) for each in (pool, pool.free_block_queue)] != before
+    counter.detach()
+    assert [set(vars(each)) for each in (pool, pool.free_block_queue)] == before
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -216,7 +269,7 @@ def test_a_free_block_that_somebody_takes_out_of_the_queue_is_noticed() -> None:
     for block in blocks[:30]:
         pool._insert_block_hash(traffic.hash(), block, num_tokens=16)
     pool.free_blocks(blocks)
-    pool.touch([counter._boundary])
+    pool.touch([counter._free.boundary])
     expected = idle(pool)
     assert counter.evict(10) == 10
     assert idle(pool) == expected[10:]
