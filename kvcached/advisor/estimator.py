@@ -89,6 +89,10 @@ class Estimator:
         if held is not None:
             self._stack.release(held, cached, self.plan.weights)
 
+    def holds(self, request: Hashable) -> bool:
+        """Return whether ``request`` was admitted and is not released yet."""
+        return request in self._held
+
     def drop(self, request: Hashable) -> None:
         """End a request that leaves nothing."""
         self.release(request, ())

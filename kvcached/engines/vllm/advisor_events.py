@@ -1,8 +1,11 @@
 """vLLM's scheduler tells the advisor of each request's beginnings and ends; nothing is decided here.
 
-Three methods of the one scheduler object are followed: ``schedule`` (its output names the requests that were
-admitted), ``_free_request_blocks`` (a request ends or is preempted) and ``reset_prefix_cache``. What is tried for
-requests that are not admitted in the end is not seen, so that each admission counts once.
+Two methods of the one scheduler object are followed, ``schedule`` (its output names the requests that were admitted)
+and ``_free_request_blocks`` (a request ends or is preempted), and ``reset_prefix_cache`` of its cache manager. What is
+tried for requests that are not admitted in the end is not seen, so that each admission counts once.
+
+Not every request that a schedule calls new is: a model runner of the second version gets resumed requests as new ones,
+and so does every runner the next turn of a streaming session. vLLM's own hit rate leaves both out, and so do we.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from kvcached.advisor.estimator import Estimator
 from kvcached.advisor.observer import Figures, Observer, attempt
 from kvcached.advisor.page_file import PageWriter
 from kvcached.advisor.sampling import SamplePlan
+from kvcached.engines.vllm.wraps import Wraps
 from kvcached.settings import is_advisor_wanted
 
 if TYPE_CHECKING:
@@ -36,17 +40,22 @@ class SchedulerEvents:
         self._block_tokens = block_tokens
         self._observer = observer
         self._preempted: dict[str, Any] = {}
+        self._wraps = Wraps()
 
     def attach(self, scheduler: Any) -> None:  # noqa: ANN401
         """Follow the methods of ``scheduler``. Raises ``AttributeError`` if it lacks one; nothing is changed then."""
-        followed: dict[str, Callable[..., None]] = {
-            "schedule": self._after_schedule,
-            "_free_request_blocks": self._after_free,
-            "reset_prefix_cache": self._after_reset,
-        }
-        stock = {name: getattr(scheduler, name) for name in followed}
-        for name, then in followed.items():
-            setattr(scheduler, name, _followed(stock[name], then))
+        followed: list[tuple[Any, str, Callable[..., None]]] = [
+            (scheduler, "schedule", self._after_schedule),
+            (scheduler, "_free_request_blocks", self._after_free),
+            (scheduler.kv_cache_manager, "reset_prefix_cache", self._after_reset),
+        ]
+        stock = [getattr(owner, name) for owner, name, _ in followed]
+        for (owner, name, then), method in zip(followed, stock, strict=True):
+            self._wraps.replace(owner, name, self._followed(method, then))
+
+    def detach(self) -> None:
+        """Give the scheduler its methods back."""
+        self._wraps.undo()
 
     def tick(self, *, idle: bool = False) -> None:
         """Do what is due after a step; ``idle`` says that there is no work."""
@@ -56,12 +65,12 @@ class SchedulerEvents:
         """Tell the outside nothing more."""
         self._observer.close()
 
-    def _after_schedule(self, output: Any, *_args: Any) -> None:  # noqa: ANN401
+    def _after_schedule(self, output: Any, *_args: Any, **_named: Any) -> None:  # noqa: ANN401
         if output.scheduled_new_reqs or self._preempted:
             self._observer.watch(self._admit, output)
 
-    def _after_free(self, _result: Any, request: Any) -> None:  # noqa: ANN401
-        self._observer.watch(self._release, request)
+    def _after_free(self, _result: Any, *args: Any, **named: Any) -> None:  # noqa: ANN401
+        self._observer.watch(self._release, args[0] if args else named["request"])
 
     def _after_reset(self, done: Any, *_args: Any, **_named: Any) -> None:  # noqa: ANN401
         if done:
@@ -69,12 +78,20 @@ class SchedulerEvents:
 
     def _admit(self, estimator: Estimator, output: Any) -> None:  # noqa: ANN401
         for new in output.scheduled_new_reqs:
-            self._admit_new(estimator, self._requests[new.req_id], int(new.num_computed_tokens))
-        back = [name for name in self._preempted if name in output.num_scheduled_tokens]
-        for name in back:
-            # vLLM keeps the hits of requests that it had preempted apart from its hit rate: so do we.
-            request = self._preempted.pop(name)
-            estimator.admit(name, self._samples(estimator, request, request.num_tokens), 0, 0, 0)
+            request = self._requests[new.req_id]
+            preempted = getattr(request, "num_preemptions", 0) > 0
+            if preempted or new.req_id in self._preempted or estimator.holds(new.req_id):
+                self._admit_again(estimator, request)
+            else:
+                self._admit_new(estimator, request, _local_hits(request, new))
+        for name in [name for name in self._preempted if name in output.num_scheduled_tokens]:
+            self._admit_again(estimator, self._preempted[name])
+
+    def _admit_again(self, estimator: Estimator, request: Any) -> None:  # noqa: ANN401
+        """Admit a request that was counted before: it only holds its blocks again, or more of them."""
+        name = request.request_id
+        self._preempted.pop(name, None)
+        estimator.admit(name, self._samples(estimator, request, request.num_tokens), 0, 0, 0)
 
     def _admit_new(self, estimator: Estimator, request: Any, hit_tokens: int) -> None:  # noqa: ANN401
         keys = self._samples(estimator, request, request.num_prompt_tokens)
@@ -97,6 +114,33 @@ class SchedulerEvents:
         hashes, plan = request.block_hashes, estimator.plan
         samples = plan.samples_of(min(len(hashes), tokens // self._block_tokens))
         return [hashes[place] for place in plan.positions[:samples]]
+
+    def _followed(self, stock: Callable[..., Any], then: Callable[..., None]) -> Callable[..., Any]:
+        """Return ``stock`` followed by ``then`` with its result and arguments; a fault of ours ends the advisor."""
+
+        @functools.wraps(stock)
+        def followed(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever vLLM passes and returns
+            result = stock(*args, **named)
+            try:
+                then(result, *args, **named)
+            except Exception as error:  # noqa: BLE001 - vLLM called its own method, not us
+                self.detach()
+                self._observer.watch(_fail, error)
+            return result
+
+        return followed
+
+
+def _local_hits(request: Any, new: Any) -> int:  # noqa: ANN401 - vLLM's Request and NewRequestData
+    """Return how many tokens of the prompt were in the GPU's own cache: what a KV connector brings was not."""
+    stats: Any = getattr(request, "prefill_stats", None)
+    if getattr(stats, "num_prompt_tokens", 0):
+        return int(stats.num_local_cached_tokens)
+    return int(new.num_computed_tokens)
+
+
+def _fail(_estimator: Estimator, error: Exception) -> None:
+    raise error
 
 
 def open_advisor(
@@ -144,15 +188,3 @@ def _note(scheduler: Any) -> str:  # noqa: ANN401
     if getattr(scheduler, "connector", None) is not None:
         notes.append("measured hits include those of the KV connector")
     return "; ".join(notes)
-
-
-def _followed(stock: Callable[..., Any], then: Callable[..., None]) -> Callable[..., Any]:
-    """Return ``stock`` followed by ``then`` with its result and arguments."""
-
-    @functools.wraps(stock)
-    def followed(*args: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever vLLM passes and returns
-        result = stock(*args, **named)
-        then(result, *args, **named)
-        return result
-
-    return followed

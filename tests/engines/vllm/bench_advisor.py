@@ -31,7 +31,7 @@ ANSWER_TOKENS = 24
 BLOCK_TOKENS = 32
 AIM = 0.99
 
-_FOLLOWED = ("schedule", "_free_request_blocks", "reset_prefix_cache")
+_FOLLOWED = ("schedule", "_free_request_blocks")
 
 
 def main() -> int:
