@@ -34,10 +34,10 @@ def our_warnings(log: str) -> list[str]:
     return [line for line in log.splitlines() if "kvcached" in line and ("WARNING" in line or "ERROR" in line)]
 
 
-def refused_start(model: Path, directory: Path, environment: dict[str, str]) -> str:
+def refused_start(model: Path, directory: Path, environment: dict[str, str], *options: str) -> str:
     """Start a server that has to refuse; return what it printed."""
     done = subprocess.run(
-        server_command(model, free_port()),
+        server_command(model, free_port(), *options),
         env=environment,
         capture_output=True,
         text=True,
@@ -123,6 +123,14 @@ def test_strict_refuses_a_vllm_that_lacks_a_target(model: Path, tmp_path: Path) 
     printed = refused_start(model, tmp_path, with_plugin(environment, "shrunken_pool", tmp_path))
     assert "KVCACHED_STRICT=1" in printed.strip().splitlines()[-1]
     assert "BlockPool has no 'evict_blocks'" in printed.strip().splitlines()[-1]
+
+
+def test_strict_refuses_before_the_server_says_that_it_is_ready(model: Path, tmp_path: Path) -> None:
+    """With prefix caching off the start ends while the engine is being built: no server comes up and goes again."""
+    environment = engine_environment(tmp_path / "ledger", "early", KVCACHED_STRICT="1")
+    printed = refused_start(model, tmp_path, environment, "--no-enable-prefix-caching")
+    assert "StartRefusedError: KVCACHED_STRICT=1, and this engine cannot be controlled: prefix caching" in printed
+    assert "Application startup complete" not in printed
 
 
 def test_an_engine_without_prefix_caching_says_that_there_is_nothing_to_control(model: Path, tmp_path: Path) -> None:
