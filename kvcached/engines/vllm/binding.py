@@ -32,7 +32,6 @@ EXTERNALLY_LAUNCHED = (
     "decide alike, which a limit that reaches them at different steps would break"
 )
 
-
 CACHING_OFF = "prefix caching is switched off"
 
 

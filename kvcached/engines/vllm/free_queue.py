@@ -107,6 +107,13 @@ class FreeQueue:
             block = block.next_free_block
         self.front, self.boundary, self.holes = front, boundary, holes
 
+    def _recount_after_failure(self) -> None:
+        """Count afresh after a call of vLLM's that may have got half-way."""
+        try:
+            self.recount()
+        except Exception as error:  # noqa: BLE001 - vLLM's own exception is the one to be raised
+            self._fault(error)
+
     def _fault(self, error: Exception) -> None:
         self.detach()
         self._on_fault(error)
@@ -187,7 +194,7 @@ class FreeQueue:
             try:
                 result = stock(*args, **named)
             except BaseException:
-                self.recount()  # it may have got half-way
+                self._recount_after_failure()
                 raise
             try:
                 after(result, seen)
