@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 from typing import TYPE_CHECKING, Any
 
 from kvcached.advisor.curve import spaced_limits
@@ -187,6 +186,5 @@ def _note(scheduler: Any) -> str:  # noqa: ANN401
     if len(scheduler.kv_cache_manager.coordinator.single_type_managers) > 1:
         notes.append("several KV-cache groups: the curve is that of full attention, and rough")
     if getattr(scheduler, "connector", None) is not None:
-        local = hasattr(sys.modules.get("vllm.v1.metrics.stats"), "PrefillStats")
-        notes.append(f"measured hits {'leave out' if local else 'include'} those of the KV connector")
+        notes.append("measured hits leave out those of the KV connector")
     return "; ".join(notes)
