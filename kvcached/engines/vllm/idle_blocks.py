@@ -96,7 +96,7 @@ class IdleBlocks:
         return len(victims)
 
     def check(self, interrupted: Callable[[], bool]) -> bool:
-        """Compare the count with a walk over the whole free queue, 0.1 µs per block; keep off the hot path.
+        """Compare the count with a walk over the whole free queue, 0.1 to 0.5 µs per block; keep off the hot path.
 
         Returns False if ``interrupted`` became true on the way and nothing is known. Raises
         :class:`CountMismatchError`.
