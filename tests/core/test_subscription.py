@@ -303,7 +303,7 @@ def test_lost_ledger_is_registered_again(damage: str, subscribe: Callable[..., S
 
 def test_damaged_ledger_is_set_aside_by_its_engine(subscribe: Callable[..., Subscription], ledger_dir: Path) -> None:
     """What is left of a ledger that was cut stays in the directory under another name, for whoever asks how."""
-    subscription = subscribe()
+    subscribe()
     path = ledger_dir / "cpu-1.ledger"
     os.truncate(path, 100)
     until(lambda: names(ledger_dir) == ["engine"] and path.exists() and path.stat().st_size > 100)

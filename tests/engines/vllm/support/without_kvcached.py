@@ -9,8 +9,7 @@ from kvcached.engines.vllm import register as register_kvcached
 
 
 def register() -> None:
-    """Let that worker import nothing of the plugin any more."""
+    """Let that worker not import what an engine core may ask it by name."""
     register_kvcached()
     if multiprocessing.current_process().name == "VllmWorker-0":
-        for name in ("binding", "devices", "hooks"):
-            sys.modules[f"kvcached.engines.vllm.{name}"] = None  # type: ignore[assignment]
+        sys.modules["kvcached.engines.vllm.devices"] = None  # type: ignore[assignment] - so Python refuses an import
