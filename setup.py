@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 NATIVE = Path("native")
 SOURCES = [NATIVE / name for name in ("file.c", "slot.c", "isolate.c", "bell.c", "audit.c")]
 HEADERS = [NATIVE / name for name in ("kvledger.h", "layout.h", "handle.h", "kvledger.map")]
-LIBRARY = "kvcached/libkvledger.so"
-DECLARATIONS = "kvcached/_declarations.py"
+LIBRARY = "kvcached/ledger/libkvledger.so"
+DECLARATIONS = "kvcached/ledger/_declarations.py"
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion"]
 STRICT_VARIABLE = "KVCACHED_WERROR"
 """Set to 1 where warnings are errors: in the project's own builds. A newer compiler's must not fail a user's."""
@@ -78,7 +78,7 @@ def generate_declarations(target: Path) -> None:
     declarations = run_compiler([*flags_of("CPPFLAGS"), "-E", "-P", "-DKVL_DECLARATIONS_ONLY", header])
     builder = FFI()
     builder.cdef(declarations)
-    builder.set_source("kvcached._declarations", None)
+    builder.set_source("kvcached.ledger._declarations", None)
     target.parent.mkdir(parents=True, exist_ok=True)
     builder.emit_python_code(str(target))
 

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine import Engine
+from rig_process import Engine
 
-from kvcached.control.advice import LONG, NOW, Goal, advise_instance
+from kvcached.control.queries.recommendation import LONG, NOW, Goal, advise_instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine import TRACE, Engine
+from rig_process import TRACE, Engine
 
-from kvcached.control.advice import Advice, Goal, advise_instance
+from kvcached.control.queries.recommendation import Advice, Goal, advise_instance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         all_held &= held
         results[workload.name] = {**advice.to_dict(), "runs": measured}
         if options.picture:
-            from kvcached.control.curve_picture import draw_curves  # noqa: PLC0415 - needs matplotlib
+            from kvcached.control.rendering.curve_picture import draw_curves  # noqa: PLC0415 - needs matplotlib
 
             title = "One run at one limit predicts the hit rate at all others"
             draw_curves(str(options.picture), workload.name, [advice], [measured], title)

@@ -19,10 +19,10 @@ from kvcached.advisor.observer import Figures, Observer
 from kvcached.advisor.page_file import PageWriter
 from kvcached.advisor.sampling import SamplePlan
 from kvcached.policy import RetentionPolicy
-from kvcached.rig.advice import AdvisedRank
-from kvcached.rig.cache import BlockCache
+from kvcached.rig.advisor_hook import AdvisedRank
+from kvcached.rig.block_cache import BlockCache
 from kvcached.rig.chats import CHAT_BLOCK_TOKENS, generate_chats
-from kvcached.rig.pages import KvPages
+from kvcached.rig.kv_rows import KvPages
 from kvcached.rig.request import Request
 from kvcached.rig.scheduler import Scheduler, Sequence
 

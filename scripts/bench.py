@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcached.publication import publish
-from kvcached.subscription import Subscription
+from kvcached.ledger.publication import publish
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import Identity
 
 if TYPE_CHECKING:

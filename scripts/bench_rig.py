@@ -22,15 +22,15 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 import torch
 import torch.distributed as dist
 
-from kvcached import _native
-from kvcached.ledger import LedgerDirectory
-from kvcached.replicas import find_replicas
+from kvcached.ledger import binding
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.replicas import find_replicas
+from kvcached.ledger.subscription import Subscription
 from kvcached.rig.config import RigConfig
-from kvcached.rig.exchange import Exchange
+from kvcached.rig.intake import Message
 from kvcached.rig.rank import Rank
-from kvcached.rig.source import Message
+from kvcached.rig.step_broadcast import Exchange
 from kvcached.settings import Settings
-from kvcached.subscription import Subscription
 from kvcached.values import Identity, Update
 
 if TYPE_CHECKING:
@@ -189,10 +189,10 @@ def _lead_round(worker: Rank, subscription: Subscription, exchange: Exchange, pi
     times.taken.append(taken)
     subscription.acknowledge(worker.policy.report())
     handle = subscription._registration._last  # type: ignore[union-attr]  # noqa: SLF001 - the bell itself
-    seen = handle.bell(_native.ACKNOWLEDGED)
+    seen = handle.bell(binding.ACKNOWLEDGED)
     pipe.send("asleep")
-    while handle.bell(_native.ACKNOWLEDGED) == seen:
-        handle.wait(_native.ACKNOWLEDGED, seen, time.monotonic() + 60)
+    while handle.bell(binding.ACKNOWLEDGED) == seen:
+        handle.wait(binding.ACKNOWLEDGED, seen, time.monotonic() + 60)
     times.woken.append(time.monotonic_ns())
     time.sleep(GAP_S)
     times.sent.append(time.monotonic_ns())
@@ -215,11 +215,11 @@ def _publish_all(pipe: Connection, folder: str, rounds: int) -> tuple[list[int],
         for member in members:
             member.ledger.handle.raise_desired(member.index, member.slot.incarnation, update)
         for member in members:
-            member.ledger.handle.ring(_native.PUBLISHED)
+            member.ledger.handle.ring(binding.PUBLISHED)
         pipe.recv()
         time.sleep(GAP_S)
         rung.append(time.monotonic_ns())
-        members[-1].ledger.handle.ring(_native.ACKNOWLEDGED)
+        members[-1].ledger.handle.ring(binding.ACKNOWLEDGED)
     return published, rung
 
 

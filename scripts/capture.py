@@ -24,7 +24,7 @@ from rich.text import Text
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
 
 if TYPE_CHECKING:
-    from kvcached.instances import InstanceStatus
+    from kvcached.ledger.instances import InstanceStatus
 
 ROOT = Path(__file__).resolve().parent.parent
 TERMINAL = ROOT / "docs" / "terminal"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from demo_picture import draw
-from engine import TRACE, Engine, Publication, find_differences
 from rich.console import Console
 from rich.table import Table
+from rig_process import TRACE, Engine, Publication, find_differences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

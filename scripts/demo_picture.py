@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from engine import Publication
     from matplotlib.axes import Axes
+    from rig_process import Publication
 
 INK = "#22303c"
 FAINT = "#8a97a3"

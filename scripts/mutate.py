@@ -26,10 +26,10 @@ SLOWER = 6
 """How many times as long as without a mutant the tests may take; one that hangs is noticed."""
 
 PYTHON_TESTS = {
-    "kvcached/ledger.py": ["tests/core/test_ledger.py", "tests/core/test_subscription.py", "tests/hazards"],
-    "kvcached/publication.py": ["tests/core/test_publication.py", "tests/history", "tests/crash"],
-    "kvcached/resumption.py": ["tests/core/test_resumption.py", "tests/core/test_subscription.py"],
-    "kvcached/subscription.py": ["tests/core/test_subscription.py", "tests/hazards", "tests/history"],
+    "kvcached/ledger/directory.py": ["tests/core/test_ledger.py", "tests/core/test_subscription.py", "tests/hazards"],
+    "kvcached/ledger/publication.py": ["tests/core/test_publication.py", "tests/history", "tests/crash"],
+    "kvcached/ledger/resumption.py": ["tests/core/test_resumption.py", "tests/core/test_subscription.py"],
+    "kvcached/ledger/subscription.py": ["tests/core/test_subscription.py", "tests/hazards", "tests/history"],
     "kvcached/policy.py": ["tests/core/test_policy.py"],
 }
 UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")  # as the sanitized runs of the tests do

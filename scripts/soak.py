@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from children import fork
 
-from kvcached.instances import get_instances
-from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
-from kvcached.publication import publish
+from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
+from kvcached.ledger.instances import get_instances
+from kvcached.ledger.publication import publish
 from kvcached.values import MAX_REVISION, Update
 
 if TYPE_CHECKING:

@@ -33,18 +33,18 @@ from typing import TYPE_CHECKING
 
 from children import fork
 
-from kvcached.instances import get_instances
-from kvcached.ledger import LedgerDirectory
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.instances import get_instances
+from kvcached.ledger.publication import publish
+from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
-from kvcached.publication import publish
-from kvcached.subscription import Subscription
 from kvcached.values import UNLIMITED, Identity, Outcome, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcached._native import Slot
-    from kvcached.instances import ReplicaStatus
+    from kvcached.ledger.binding import Slot
+    from kvcached.ledger.instances import ReplicaStatus
 
 GPUS = tuple(f"cpu-{index}" for index in range(8))
 RANKS = 3

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from engine import TRACE, Engine, Publication, find_differences
+from rig_process import TRACE, Engine, Publication, find_differences
 
 RANKS = 4
 TRACE_REQUESTS = 12031

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from kvcached.advisor.page import STOPPED, WATCHING, Page, PageWindow
-from kvcached.ledger import LedgerDirectoryError
+from kvcached.ledger.directory import LedgerDirectoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcached.advisor.estimator import Estimator
     from kvcached.advisor.page_file import PageWriter
-    from kvcached.registration import SlotPlace
+    from kvcached.ledger.registration import SlotPlace
 
 SAMPLE_S = 0.1
 """How often it is looked at what requests hold and which limit is in force."""

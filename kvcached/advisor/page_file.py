@@ -15,12 +15,12 @@ import stat
 import time
 
 from kvcached.advisor.page import PAGE_BYTES, PageError, TornPageError, unpack_page
-from kvcached.ledger import ADVICE_SUFFIX, LedgerDirectory
+from kvcached.ledger.directory import ADVICE_SUFFIX, LedgerDirectory
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from kvcached.advisor.page import Page
-    from kvcached.registration import SlotPlace
+    from kvcached.ledger.registration import SlotPlace
 
 READ_TRIES = 20
 """How often a reader tries again that meets a page in the middle of being written."""

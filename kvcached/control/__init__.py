@@ -7,12 +7,18 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from kvcached._native import NativeLibraryError
     from kvcached.control.api import get_instances, set_prefix_cache_retention_limit
     from kvcached.errors import KvcachedError
-    from kvcached.instances import InstanceStatus, MemberStatus, ReplicaStatus
-    from kvcached.ledger import LedgerDirectoryError
-    from kvcached.results import MemberResult, MemberResultStatus, PublicationResult, PublicationStatus, Rejection
+    from kvcached.ledger.binding import NativeLibraryError
+    from kvcached.ledger.directory import LedgerDirectoryError
+    from kvcached.ledger.instances import InstanceStatus, MemberStatus, ReplicaStatus
+    from kvcached.ledger.results import (
+        MemberResult,
+        MemberResultStatus,
+        PublicationResult,
+        PublicationStatus,
+        Rejection,
+    )
     from kvcached.settings import SettingsError
     from kvcached.values import Outcome, Update
 
@@ -36,12 +42,12 @@ __all__ = [
 ]
 
 _FROM = {
-    "kvcached._native": ("NativeLibraryError",),
+    "kvcached.ledger.binding": ("NativeLibraryError",),
     "kvcached.control.api": ("get_instances", "set_prefix_cache_retention_limit"),
     "kvcached.errors": ("KvcachedError",),
-    "kvcached.instances": ("InstanceStatus", "MemberStatus", "ReplicaStatus"),
-    "kvcached.ledger": ("LedgerDirectoryError",),
-    "kvcached.results": (
+    "kvcached.ledger.instances": ("InstanceStatus", "MemberStatus", "ReplicaStatus"),
+    "kvcached.ledger.directory": ("LedgerDirectoryError",),
+    "kvcached.ledger.results": (
         "MemberResult",
         "MemberResultStatus",
         "PublicationResult",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from kvcached.control import exits
+from kvcached.control import exit_codes
 
 
 def main() -> int:
@@ -16,14 +16,14 @@ def main() -> int:
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as under nohup
     if ours:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from kvcached.control import program  # noqa: PLC0415 - see above
+    from kvcached.control.commands import command_line  # noqa: PLC0415 - see above
 
     try:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        return program.main()
+        return command_line.main()
     except KeyboardInterrupt:
-        return exits.INTERRUPTED
+        return exit_codes.INTERRUPTED
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.SIG_DFL)

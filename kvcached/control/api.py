@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from kvcached.arguments import check_incarnation, check_limit, check_note, check_revision, check_wait
-from kvcached.publication import publish
+from kvcached.ledger.publication import publish
 from kvcached.settings import check_instance_name, choose_ledger_dir
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import os
     import threading
 
-    from kvcached.instances import InstanceStatus
-    from kvcached.results import PublicationResult
+    from kvcached.ledger.instances import InstanceStatus
+    from kvcached.ledger.results import PublicationResult
 
 
 def set_prefix_cache_retention_limit(
@@ -101,7 +101,7 @@ def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[Ins
         ValueError: a malformed directory.
 
     """
-    from kvcached import instances  # noqa: PLC0415 - publishing does without it
+    from kvcached.ledger import instances  # noqa: PLC0415 - publishing does without it
 
     return instances.get_instances(ledger_dir)
 
@@ -111,7 +111,8 @@ def _wait(
 ) -> PublicationResult:
     if not result.accepted:
         return result
-    from kvcached.control.waiting import wait_until_applied  # noqa: PLC0415 - only who waits pays for its import
+    # Only who waits pays for its import.
+    from kvcached.control.queries.waiting import wait_until_applied  # noqa: PLC0415
 
     try:
         return wait_until_applied(result, directory, seconds, _watch(stop), since=started)

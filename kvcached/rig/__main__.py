@@ -67,7 +67,7 @@ def _run(prog: str, options: argparse.Namespace, config: RigConfig, arrivals: It
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     from kvcached.rig.group import Group, GroupError  # noqa: PLC0415 - usage errors are told before torch is loaded
-    from kvcached.rig.report import build_report, write_report, write_timeline  # noqa: PLC0415
+    from kvcached.rig.run_report import build_report, write_report, write_timeline  # noqa: PLC0415
 
     settings = config.settings
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcached.policy import RetentionPolicy
-from kvcached.rig.cache import BlockCache
-from kvcached.rig.digest import CacheDigest
-from kvcached.rig.faults import FailingCache
-from kvcached.rig.pages import KvPages
-from kvcached.rig.record import Recorder
+from kvcached.rig.block_cache import BlockCache
+from kvcached.rig.cache_digest import CacheDigest
+from kvcached.rig.injected_faults import FailingCache
+from kvcached.rig.intake import Stop
+from kvcached.rig.kv_rows import KvPages
+from kvcached.rig.rank_record import Recorder
 from kvcached.rig.request import Request
 from kvcached.rig.scheduler import Scheduler
-from kvcached.rig.source import Stop
 from kvcached.values import UNLIMITED, Outcome, Update
 
 if TYPE_CHECKING:
     from kvcached.rig.config import RigConfig
-    from kvcached.rig.source import Message
+    from kvcached.rig.intake import Message
 
 
 class Rank:

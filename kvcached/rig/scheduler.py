@@ -10,10 +10,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kvcached.rig.cache import ROOT_KEY, BlockCache, chain_keys
+from kvcached.rig.block_cache import ROOT_KEY, BlockCache, chain_keys
 
 if TYPE_CHECKING:
-    from kvcached.rig.pages import KvPages
+    from kvcached.rig.kv_rows import KvPages
     from kvcached.rig.request import Request
 
 DEFAULT_STEP_TOKENS = 16384

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvcached.registration import InstanceNameTakenError
-from kvcached.rig.advice import open_advised
-from kvcached.rig.exchange import Exchange
-from kvcached.rig.feed import Feed
+from kvcached.ledger.registration import InstanceNameTakenError
+from kvcached.ledger.subscription import Subscription
+from kvcached.rig.advisor_hook import open_advised
+from kvcached.rig.intake import PublicationSource, Source
+from kvcached.rig.null_subscription import NoSubscription
 from kvcached.rig.rank import Rank
-from kvcached.rig.source import PublicationSource, Source
-from kvcached.rig.uncontrolled import NoSubscription
-from kvcached.subscription import Subscription
+from kvcached.rig.request_feed import Feed
+from kvcached.rig.step_broadcast import Exchange
 from kvcached.values import Identity
 
 if TYPE_CHECKING:

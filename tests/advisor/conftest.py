@@ -13,7 +13,7 @@ from kvcached.advisor.estimator import Estimator
 from kvcached.advisor.observer import Figures, Observer
 from kvcached.advisor.page_file import PageWriter
 from kvcached.advisor.sampling import EVERY_BLOCK, SamplePlan
-from kvcached.subscription import Subscription
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import Outcome, Report, Update
 
 if TYPE_CHECKING:

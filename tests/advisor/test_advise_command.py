@@ -11,7 +11,7 @@ import pytest
 from kvcached.advisor.estimator import Estimator
 from kvcached.advisor.observer import Figures
 from kvcached.advisor.page_file import page_name
-from kvcached.control.curve_text import short
+from kvcached.control.rendering.curve_text import short
 
 if TYPE_CHECKING:
     from pathlib import Path

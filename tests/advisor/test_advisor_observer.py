@@ -12,7 +12,7 @@ from kvcached.advisor import observer as module
 from kvcached.advisor.observer import Figures
 from kvcached.advisor.page import STOPPED, WATCHING, Page
 from kvcached.advisor.page_file import page_name, read_page
-from kvcached.ledger import LedgerDirectory
+from kvcached.ledger.directory import LedgerDirectory
 from kvcached.settings import is_advisor_wanted
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import pytest
 
 from kvcached.advisor.page import PAGE_BYTES, Page, PageError, PageWindow, TornPageError, unpack_page
 from kvcached.advisor.page_file import PageWriter, page_name, read_page
-from kvcached.ledger import LedgerDirectory
-from kvcached.registration import SlotPlace
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.registration import SlotPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

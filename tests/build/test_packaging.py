@@ -19,9 +19,9 @@ ENTRY_POINTS = """
 from importlib.metadata import entry_points
 for group in ("console_scripts", "vllm.general_plugins", "sglang.srt.plugins"):
     print(group, *[point.value for point in entry_points(group=group) if point.value.startswith("kvcached")])
-from kvcached import _native
+from kvcached.ledger import binding
 import kvcached.control
-print(_native.library_version(), _native.LIBRARY_PATH)
+print(binding.library_version(), binding.LIBRARY_PATH)
 """
 
 
@@ -112,7 +112,7 @@ def test_compiler_can_be_chosen(tree: Path) -> None:
 def library_in(wheel: Path) -> bytes:
     """Return the native library of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
-        return archive.read("kvcached/libkvledger.so")
+        return archive.read("kvcached/ledger/libkvledger.so")
 
 
 def test_distribution_has_a_name_and_a_version_of_its_own(tree: Path) -> None:
@@ -173,11 +173,11 @@ def test_library_is_the_same_wherever_it_is_built(tree: Path, tmp_path: Path) ->
 def test_what_an_earlier_build_left_is_not_shipped(tree: Path) -> None:
     """After a module was renamed a wheel holds it under the new name only."""
     build(tree, "build_wheel")
-    (tree / "kvcached" / "elsewhere.py").rename(tree / "kvcached" / "renamed.py")
+    (tree / "kvcached" / "ledger" / "ownership.py").rename(tree / "kvcached" / "ledger" / "renamed.py")
     with zipfile.ZipFile(build(tree, "build_wheel")) as archive:
         names = set(archive.namelist())
-    assert "kvcached/renamed.py" in names
-    assert "kvcached/elsewhere.py" not in names
+    assert "kvcached/ledger/renamed.py" in names
+    assert "kvcached/ledger/ownership.py" not in names
 
 
 def test_source_distribution_holds_what_it_takes_to_build_test_and_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.commands import AS_USER, PATIENCE_S, Control, run, wait_for
 
-from kvcached.elsewhere import other_default_dirs
+from kvcached.ledger.not_found import other_default_dirs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ import pytest
 from support.commands import PATIENCE_S, run
 from support.toys import identity
 
-from kvcached.ledger import LedgerDirectory
+from kvcached.ledger.directory import LedgerDirectory
 from kvcached.values import Update
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvcached.control.program import build_parser
+from kvcached.control.commands.command_line import build_parser
 
 ROOT = Path(__file__).parent.parent.parent
 RECIPES = ROOT / "docs" / "containers"

@@ -16,7 +16,7 @@ import pytest
 from support.commands import AS_USER, Control, run, wait_for
 
 import kvcached
-from kvcached import _native
+from kvcached.ledger import binding
 from kvcached.values import Identity, Update
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ def named(found: list[dict[str, Any]], *words: str) -> bool:
 
 
 @contextmanager
-def handle(directory: Path, gpu: str) -> Iterator[_native.Handle]:
+def handle(directory: Path, gpu: str) -> Iterator[binding.Handle]:
     """Open a ledger as an engine would, making it if need be."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    _native.create_ledger(fd, f"{gpu}.ledger", 0o600)
-    opened = _native.Handle(fd, f"{gpu}.ledger", writable=True)
+    binding.create_ledger(fd, f"{gpu}.ledger", 0o600)
+    opened = binding.Handle(fd, f"{gpu}.ledger", writable=True)
     os.close(fd)
     yield opened
     opened.close()
@@ -203,7 +203,7 @@ def test_missing_library(tmp_path: Path) -> None:
     result = control("doctor", "--json")
     assert result.returncode == 1, result.stderr
     found = [check for check in json.loads(result.stdout)["checks"] if check["level"] == "problem"]
-    assert named(found, "native library", f"{tmp_path}/kvcached/libkvledger.so", "reinstall kvcached")
+    assert named(found, "native library", f"{tmp_path}/kvcached/ledger/libkvledger.so", "reinstall kvcached")
     for arguments in (("status",), ("set", "5", "--instance", "chat"), ("set", "5", "--all")):
         result = control(*arguments)
         assert result.returncode == 3, result.stderr

@@ -17,9 +17,9 @@ import pytest
 from support.commands import AS_USER, Control, run
 from support.toys import identity
 
-from kvcached.control.diagnosis.engines import _judge
 from kvcached.control.diagnosis.processes import HeldLedger, Process, is_engine_command
-from kvcached.ledger import LedgerDirectory
+from kvcached.control.diagnosis.running_engines import _judge
+from kvcached.ledger.directory import LedgerDirectory
 from kvcached.values import Update
 
 if TYPE_CHECKING:

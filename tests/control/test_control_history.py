@@ -8,13 +8,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from kvcached import _native
 from kvcached.arguments import MAX_NOTE_BYTES
-from kvcached.control.diagnosis.directory import LEDGER_BYTES
+from kvcached.control.diagnosis.ledger_directory import LEDGER_BYTES
 from kvcached.control.diagnosis.ledgers import SLOTS
-from kvcached.control.history import RECORDS
-from kvcached.ledger import LedgerDirectory
-from kvcached.publication import publish
+from kvcached.control.queries.publication_history import RECORDS
+from kvcached.ledger import binding
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.publication import publish
 from kvcached.values import Update
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def test_order_is_by_sequence_and_not_by_the_clock(control: Control, toys: Toys)
     with LedgerDirectory(str(control.directory), writable=True) as directory:
         for ledger in directory.open_all():
             (newest, *_) = ledger.handle.audits()
-            early = _native.AuditRecord(5, Update(3, 3000), Update(4, 4000), newest.uid, 1, "chat", "late", "")
+            early = binding.AuditRecord(5, Update(3, 3000), Update(4, 4000), newest.uid, 1, "chat", "late", "")
             ledger.handle.audit(early)
     found = control.json("status", "--history")["history"]
     assert [entry["new"]["limit_tokens"] for entry in found] == [1000, 2000, 3000, 4000]
@@ -88,7 +88,9 @@ def program_of(directory: Path, *command: str) -> str:
 def test_program_names_are_true(control: Control, toys: Toys) -> None:
     """A module, a folder, a script and code on the command line are recorded as what they are, not as this command."""
     toys.start("chat")
-    code = "import sys; from kvcached.publication import publish; assert publish(5, 'chat', sys.argv[1]).accepted"
+    code = (
+        "import sys; from kvcached.ledger.publication import publish; assert publish(5, 'chat', sys.argv[1]).accepted"
+    )
     folder = control.directory.parent
     (folder / "autotune").mkdir()
     (folder / "autotune" / "__init__.py").touch()
@@ -105,7 +107,7 @@ def test_program_names_are_true(control: Control, toys: Toys) -> None:
 def test_numbers_agree_with_the_library(control: Control, toys: Toys) -> None:
     """What this package repeats of the library's numbers is what the library has."""
     toys.start("chat")
-    library = _native._load().lib
+    library = binding._load().lib
     assert (SLOTS, RECORDS, LEDGER_BYTES) == (library.KVL_SLOTS, library.KVL_AUDIT_RECORDS, library.KVL_FILE_BYTES)
     assert library.KVL_NOTE_BYTES - 1 == MAX_NOTE_BYTES
     assert os.path.getsize(control.directory / "cpu-0.ledger") == LEDGER_BYTES

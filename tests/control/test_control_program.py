@@ -150,7 +150,7 @@ def test_json_without_the_native_library(control: Control, toys: Toys, tmp_path:
     """Where the native library is missing every command with --json still prints one object that says so."""
     toys.start("chat")
     (tmp_path / "sitecustomize.py").write_text(
-        "from kvcached import _native\n_native.LIBRARY_PATH = '/nonexistent/libkvledger.so'\n"
+        "from kvcached.ledger import binding\nbinding.LIBRARY_PATH = '/nonexistent/libkvledger.so'\n"
     )
     for command in (
         ("status",),

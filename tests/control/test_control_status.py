@@ -111,7 +111,9 @@ def test_plain_letters_where_the_encoding_has_no_blocks(control: Control, toys: 
 def test_control_characters_of_a_peer_do_not_reach_the_terminal(control: Control, toys: Toys) -> None:
     """A note with an escape sequence, written past the command line, is shown without it."""
     toys.start("chat")
-    script = "import sys; from kvcached.publication import publish; publish(5, 'chat', sys.argv[1], note='\\033[31m')"
+    script = (
+        "import sys; from kvcached.ledger.publication import publish; publish(5, 'chat', sys.argv[1], note='\\033[31m')"
+    )
     subprocess.run([sys.executable, "-c", script, str(control.directory)], check=True)
     text = control.run("status", "--history").stdout
     assert re.search(r"note: .\[31m", text)
@@ -141,8 +143,8 @@ def test_engine_logs_each_update_once(control: Control, toys: Toys, tmp_path: Pa
     for limit in ("5k", "unlimited"):
         control.run("set", limit, "--all", "--wait")
     log = (tmp_path / "engine-0.log").read_text()
-    assert log.count("INFO kvcached.subscription revision 1 applied: limit 5000 tokens, 4992 idle\n") == 1
-    assert log.count("INFO kvcached.subscription revision 2 applied: no limit, 4992 idle\n") == 1
+    assert log.count("INFO kvcached.ledger.subscription revision 1 applied: limit 5000 tokens, 4992 idle\n") == 1
+    assert log.count("INFO kvcached.ledger.subscription revision 2 applied: no limit, 4992 idle\n") == 1
     log = (tmp_path / "engine-1.log").read_text()
     assert log.count("WARNING kvcached.policy revision 1 (limit 5000) rejected: pp_size is 2") == 1
     assert " applied: " not in log
@@ -152,7 +154,7 @@ def test_history_outlives_the_instance_and_is_bounded(control: Control, toys: To
     """The last 64 publications stay readable after the engine's end."""
     engine = toys.start("chat")
     script = (
-        "import sys; from kvcached.publication import publish\n"
+        "import sys; from kvcached.ledger.publication import publish\n"
         "for limit in range(72): publish(limit, 'chat', sys.argv[1])"
     )
     subprocess.run([sys.executable, "-c", script, str(control.directory)], check=True)

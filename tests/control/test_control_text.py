@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvcached.control.table import Cell, Table
-from kvcached.control.text import age, count
+from kvcached.control.rendering.table import Cell, Table
+from kvcached.control.rendering.text import age, count
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import pytest
 from support.commands import AS_USER, PATIENCE_S, run, wait_for
 
-from kvcached.control.waiting import ABSENCE_S, wait_until_applied
-from kvcached.publication import publish
+from kvcached.control.queries.waiting import ABSENCE_S, wait_until_applied
+from kvcached.ledger.publication import publish
 
 if TYPE_CHECKING:
     from support.commands import Control, Toys
 
-    from kvcached.publication import PublicationResult
+    from kvcached.ledger.publication import PublicationResult
 
 NO_LOCKS = Path(AS_USER).with_name("no_locks.py")
 
@@ -129,8 +129,8 @@ def test_newer_publication_of_the_same_limit_is_as_good(control: Control, toys: 
 
 WAIT_IN_A_SANDBOX = f"""
 import json, sys
-from kvcached.control.waiting import wait_until_applied
-from kvcached.publication import MemberResult, PublicationResult
+from kvcached.control.queries.waiting import wait_until_applied
+from kvcached.ledger.publication import MemberResult, PublicationResult
 published = PublicationResult("accepted", "chat", 5000, 1, (MemberResult("cpu-0", 0, "published", 1, 5000, None),))
 result = wait_until_applied(published, sys.argv[1], {ABSENCE_S + 1})
 print(json.dumps([result.applied, result.engine_ended, *result.warnings]))
@@ -153,7 +153,7 @@ def test_wait_beside_a_busy_engine_looks_at_its_deadline(control: Control, toys:
     toys.start("chat", trouble="deaf")
     published = publish(5000, "chat", str(control.directory))
     ring = (
-        "import sys; from kvcached.ledger import LedgerDirectory\n"
+        "import sys; from kvcached.ledger.directory import LedgerDirectory\n"
         "with LedgerDirectory(sys.argv[1], writable=True) as directory:\n"
         "    (ledger,) = directory.open_all()\n"
         "    print(flush=True)\n"

@@ -91,7 +91,7 @@ def test_engines_come_and_go(control: Control, toys: Toys) -> None:
 def ringing(directory: Path) -> Iterator[None]:
     """Ring the bells of the ledgers that are there now, as a serving engine does with each report, until the end."""
     code = (
-        "import sys, time; from kvcached.ledger import LedgerDirectory\n"
+        "import sys, time; from kvcached.ledger.directory import LedgerDirectory\n"
         "with LedgerDirectory(sys.argv[1], writable=True) as directory:\n"
         "    ledgers = directory.open_all(); print(flush=True)\n"
         "    while True:\n"

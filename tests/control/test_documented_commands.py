@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.commands import PATIENCE_S, Control, Toys, run
 
-from kvcached.control.program import build_parser
+from kvcached.control.commands.command_line import build_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.toys import identity
 
-from kvcached.subscription import Subscription
+from kvcached.ledger.subscription import Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

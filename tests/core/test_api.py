@@ -21,16 +21,16 @@ from kvcached.control import (
     get_instances,
     set_prefix_cache_retention_limit,
 )
-from kvcached.control.waiting import wait_until_applied
-from kvcached.ledger import LedgerDirectory
-from kvcached.publication import UNKNOWN_GPU, publish
+from kvcached.control.queries.waiting import wait_until_applied
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.publication import UNKNOWN_GPU, publish
 from kvcached.values import Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kvcached.subscription import Subscription
+    from kvcached.ledger.subscription import Subscription
 
     Subscribe = Callable[..., Subscription]
 
@@ -52,9 +52,9 @@ def in_a_process(script: str, *arguments: object) -> str:
 FEW_DESCRIPTORS = """
 import json, os, resource, sys
 from kvcached.control import KvcachedError, get_instances, set_prefix_cache_retention_limit
-import kvcached.control.waiting, kvcached.instances
-from kvcached import _native
-_native.library_version()
+import kvcached.control.queries.waiting, kvcached.ledger.instances
+from kvcached.ledger import binding
+binding.library_version()
 set_prefix_cache_retention_limit(1, instance_name="nobody", ledger_dir=sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 held = []
@@ -150,8 +150,8 @@ def test_without_the_native_library_there_is_a_result_and_a_family_error(ledger_
     """A library that is not there is a result of a publication, and an error of the family for a look."""
     script = """
 import sys
-from kvcached import _native
-_native.LIBRARY_PATH = "/nonexistent/libkvledger.so"
+from kvcached.ledger import binding
+binding.LIBRARY_PATH = "/nonexistent/libkvledger.so"
 from kvcached.control import NativeLibraryError, get_instances, set_prefix_cache_retention_limit
 open(sys.argv[1] + "/cpu-0.ledger", "wb").close()
 result = set_prefix_cache_retention_limit(5, instance_name="engine", ledger_dir=sys.argv[1])
@@ -211,7 +211,7 @@ def test_overtaken_at_a_later_replica_every_member_has_an_entry(
     for replica in (0, 1):
         subscribe(gpus=("cpu-0", "cpu-1"), replica=replica)
 
-    import kvcached.publication as module  # noqa: PLC0415 - to step in between the look and the writing
+    import kvcached.ledger.publication as module  # noqa: PLC0415 - to step in between the look and the writing
 
     look_up = module.look_up
 

@@ -16,37 +16,65 @@ PACKAGE = Path(kvcached.__file__).parent
 ALLOWED = {
     "errors": set(),
     "values": set(),
-    "results": set(),
+    "ledger/results": set(),
     "limits": {"values"},
     "arguments": {"values"},
     "settings": {"errors", "limits", "values"},
     "policy": {"values"},
-    "_native": {"errors", "values", "_declarations"},
-    "ownership": set(),
-    "ledger": {"_native", "errors", "ownership", "settings"},
-    "registration": {"_native", "ledger", "settings", "values"},
-    "resumption": {"values"},
-    "subscription": {"registration", "resumption", "values"},
-    "replicas": {"_native", "ledger", "settings"},
-    "snapshot": {"ledger", "replicas"},
-    "instances": {"ledger", "replicas", "settings", "snapshot", "values"},
-    "elsewhere": {"ledger", "settings", "snapshot"},
+    "ledger/binding": {"errors", "values", "ledger._declarations"},
+    "ledger/ownership": set(),
+    "ledger/directory": {"ledger.binding", "errors", "ledger.ownership", "settings"},
+    "ledger/registration": {"ledger.binding", "ledger.directory", "settings", "values"},
+    "ledger/resumption": {"values"},
+    "ledger/subscription": {"ledger.registration", "ledger.resumption", "values"},
+    "ledger/replicas": {"ledger.binding", "ledger.directory", "settings"},
+    "ledger/snapshot": {"ledger.directory", "ledger.replicas"},
+    "ledger/instances": {"ledger.directory", "ledger.replicas", "settings", "ledger.snapshot", "values"},
+    "ledger/not_found": {"ledger.directory", "settings", "ledger.snapshot"},
     "advisor/sampling": set(),
     "advisor/curve": set(),
     "advisor/idle_stack": set(),
     "advisor/windows": {"advisor.curve"},
     "advisor/estimator": {"advisor.idle_stack", "advisor.sampling", "advisor.windows"},
     "advisor/page": set(),
-    "advisor/page_file": {"advisor.page", "ledger", "registration"},
-    "advisor/observer": {"advisor.estimator", "advisor.page", "advisor.page_file", "ledger", "registration"},
-    "addressees": {"elsewhere", "ledger", "replicas", "results", "snapshot", "values"},
-    "program": set(),
-    "publication": {"_native", "addressees", "ledger", "program", "replicas", "results", "values"},
+    "advisor/page_file": {"advisor.page", "ledger.directory", "ledger.registration"},
+    "advisor/observer": {
+        "advisor.estimator",
+        "advisor.page",
+        "advisor.page_file",
+        "ledger.directory",
+        "ledger.registration",
+    },
+    "ledger/addressees": {
+        "ledger.not_found",
+        "ledger.directory",
+        "ledger.replicas",
+        "ledger.results",
+        "ledger.snapshot",
+        "values",
+    },
+    "program_name": set(),
+    "ledger/publication": {
+        "ledger.binding",
+        "ledger.addressees",
+        "ledger.directory",
+        "program_name",
+        "ledger.replicas",
+        "ledger.results",
+        "values",
+    },
 }
 
 
 def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "_declarations.py"]
+
+
+def imported_module(below: list[str], name: str) -> str:
+    """Return the module that ``from kvcached.BELOW import NAME`` loads: NAME itself where it is a module."""
+    place = PACKAGE.joinpath(*below, name)
+    is_module = not below or place.is_dir() or place.with_suffix(".py").exists()
+    return ".".join([*below, name] if is_module else below)
 
 
 def imported(path: Path) -> set[str]:
@@ -55,7 +83,7 @@ def imported(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "kvcached":
             below = node.module.split(".")[1:]
-            names |= {".".join([*below, alias.name]) if not below else ".".join(below) for alias in node.names}
+            names |= {imported_module(below, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("kvcached.")}
     return names
@@ -81,17 +109,20 @@ def test_nothing_imports_engines_or_rig() -> None:
 
 def test_engine_side_does_not_know_the_control_side() -> None:
     """What runs inside an engine imports nothing of publication, instances or the command line."""
-    control_side = {"addressees", "arguments", "control", "instances", "publication", "results"}
+    control_side = {"arguments", "control"} | {
+        f"ledger.{name}" for name in ("addressees", "instances", "publication", "results")
+    }
     for path in modules():
         if path.relative_to(PACKAGE).parts[0] in {"engines", "rig"}:
-            assert not {name.split(".")[0] for name in imported(path)} & control_side, path
+            below = [name.split(".") for name in imported(path)]
+            assert not {".".join(name[:depth]) for name in below for depth in (1, 2)} & control_side, path
 
 
 def test_only_the_binding_knows_cffi() -> None:
     """No module but the binding touches the generated declarations or cffi itself."""
     for path in modules():
-        if path.name != "_native.py":
-            assert not imported(path) & {"_declarations"}, path
+        if path != PACKAGE / "ledger" / "binding.py":
+            assert not imported(path) & {"ledger._declarations"}, path
             assert not re.search(r"^\s*(from|import) (cffi|_cffi_backend)", path.read_text(), re.MULTILINE), path
 
 
@@ -105,7 +136,13 @@ def test_no_class_inside_a_function() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["kvcached", "kvcached.control", "kvcached.control.api", "kvcached.control.program", "kvcached.subscription"],
+    [
+        "kvcached",
+        "kvcached.control",
+        "kvcached.control.api",
+        "kvcached.control.commands.command_line",
+        "kvcached.ledger.subscription",
+    ],
 )
 def test_light_imports(module: str) -> None:
     """Importing the door loads neither torch nor an engine, no C parser and no table library."""
@@ -115,7 +152,7 @@ def test_light_imports(module: str) -> None:
     assert result.stdout.split() == []
 
 
-@pytest.mark.parametrize("module", ["kvcached.control.__main__", "kvcached.control.program"])
+@pytest.mark.parametrize("module", ["kvcached.control.__main__", "kvcached.control.commands.command_line"])
 def test_command_line_starts_without_slow_modules(module: str) -> None:
     """The command line imports no module that costs its start milliseconds without being needed."""
     slow = {

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import pytest
 from support.workers import create_once
 
-from kvcached.instances import get_instances
-from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
-from kvcached.publication import publish
+from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
+from kvcached.ledger.instances import get_instances
+from kvcached.ledger.publication import publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kvcached.subscription import Subscription
+    from kvcached.ledger.subscription import Subscription
 
 FILE_BYTES = 49152
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="changing owners and mounting need root")
@@ -164,9 +164,9 @@ def test_ledger_of_another_owner_is_refused_unless_a_group_shares_the_directory(
 
 AS_NOBODY = """
 import os, sys
-from kvcached import _native
-from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
-_native.library_version()  # loads the library while its folder can be read
+from kvcached.ledger import binding
+from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
+binding.library_version()  # loads the library while its folder can be read
 os.setgroups([])
 os.setgid(int(sys.argv[3])); os.setuid(54321)
 try:
@@ -213,7 +213,7 @@ def test_a_group_can_share_a_directory(ledger_dir: Path) -> None:
 @as_root
 def test_default_directory_of_a_stranger_is_refused(ledger_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The default directory lies where everybody may create names, so a foreign one is refused even for root."""
-    monkeypatch.setattr("kvcached.ledger.default_ledger_dir", lambda: str(ledger_dir))
+    monkeypatch.setattr("kvcached.ledger.directory.default_ledger_dir", lambda: str(ledger_dir))
     os.chown(ledger_dir, 12345, 12345)
     with pytest.raises(LedgerDirectoryError, match=r"belongs to another user \(owner uid 12345"):
         LedgerDirectory(str(ledger_dir), writable=False)
@@ -225,7 +225,7 @@ def test_default_directory_behind_a_symlink_is_refused(
     """The default directory is not followed through a symlink that somebody planted."""
     link = tmp_path / "planted"
     link.symlink_to(ledger_dir)
-    monkeypatch.setattr("kvcached.ledger.default_ledger_dir", lambda: str(link))
+    monkeypatch.setattr("kvcached.ledger.directory.default_ledger_dir", lambda: str(link))
     with pytest.raises(LedgerDirectoryError, match="cannot be opened"):
         LedgerDirectory(str(link), writable=True)
 
@@ -300,7 +300,7 @@ def test_directory_works_without_standard_input(ledger_dir: Path) -> None:
     """Where descriptor 0 is free the directory gets it, and gives it back."""
     code = f"""
 import os
-from kvcached.ledger import LedgerDirectory
+from kvcached.ledger.directory import LedgerDirectory
 os.close(0)
 directory = LedgerDirectory({str(ledger_dir)!r}, writable=True)
 directory.create("cpu-0")

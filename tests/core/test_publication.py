@@ -14,19 +14,19 @@ import pytest
 from support.toys import ToyCache, poll_now, settle
 from support.workers import publish_many
 
-from kvcached.addressees import Addressees, look_up
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
-from kvcached.control.waiting import wait_until_applied
-from kvcached.ledger import LedgerDirectory
+from kvcached.control.queries.waiting import wait_until_applied
+from kvcached.ledger.addressees import Addressees, look_up
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.publication import UNKNOWN_GPU, _publish_to, publish
 from kvcached.policy import RetentionPolicy
-from kvcached.publication import UNKNOWN_GPU, _publish_to, publish
 from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Outcome, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kvcached.subscription import Subscription
+    from kvcached.ledger.subscription import Subscription
 
     Subscribe = Callable[..., Subscription]
 
@@ -315,7 +315,7 @@ def test_two_live_engines_of_one_name_are_said(
 ) -> None:
     """Two engines that both claim one name are not published to, and both pids are named."""
     subscribe(gpus=("cpu-0",))
-    monkeypatch.setattr("kvcached.registration._find_holder", lambda *_, **__: None)
+    monkeypatch.setattr("kvcached.ledger.registration._find_holder", lambda *_, **__: None)
     subscribe(gpus=("cpu-1",))
     result = publish(5, "engine", str(ledger_dir))
     assert result.status == "unavailable"

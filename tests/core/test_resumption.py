@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from kvcached.resumption import resume_from
+from kvcached.ledger.resumption import resume_from
 from kvcached.values import MAX_REVISION, Update
 
 TAKEN = Update(6, 1005)

@@ -16,17 +16,17 @@ import pytest
 from support.commands import AS_USER, run
 from support.toys import identity
 
-from kvcached import _native
-from kvcached.elsewhere import nobody, other_default_dirs
-from kvcached.instances import get_instances
-from kvcached.ledger import Fault, LedgerDirectory, LedgerDirectoryError
-from kvcached.snapshot import FileState, Snapshot, look_again, look_at, open_snapshot, take_snapshot, unwritable
+from kvcached.ledger import binding
+from kvcached.ledger.directory import Fault, LedgerDirectory, LedgerDirectoryError
+from kvcached.ledger.instances import get_instances
+from kvcached.ledger.not_found import nobody, other_default_dirs
+from kvcached.ledger.snapshot import FileState, Snapshot, look_again, look_at, open_snapshot, take_snapshot, unwritable
 from kvcached.values import Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvcached.subscription import Subscription
+    from kvcached.ledger.subscription import Subscription
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="changing owners and mounting need root")
 NO_LOCKS = Path(AS_USER).with_name("no_locks.py")
@@ -104,9 +104,9 @@ def test_read_only_mount_is_no_damage(subscribe: Callable[..., Subscription], le
 
 LOOK_AS_ANOTHER = """
 import os, sys
-from kvcached import _native
-from kvcached.snapshot import take_snapshot
-_native.library_version()
+from kvcached.ledger import binding
+from kvcached.ledger.snapshot import take_snapshot
+binding.library_version()
 os.setgroups([]); os.setgid(777); os.setuid(54321)
 snapshot = take_snapshot(sys.argv[1], writable=True)
 print([(look.gpu, look.state.name) for look in snapshot.files], snapshot.names, len(snapshot.unseen))
@@ -180,7 +180,8 @@ def test_sandbox_without_locks_has_not_seen(subscribe: Callable[..., Subscriptio
     """Where the kernel does not answer who holds a lock, a live engine is not called dead: it could not be looked."""
     subscribe("chat", ("cpu-0",))
     code = (
-        "import sys; from kvcached.snapshot import take_snapshot; from kvcached.instances import get_instances\n"
+        "import sys; from kvcached.ledger.snapshot import take_snapshot\n"
+        "from kvcached.ledger.instances import get_instances\n"
         "snapshot = take_snapshot(sys.argv[1]); print(snapshot.names, *snapshot.unseen)\n"
         "try: print(get_instances(sys.argv[1]))\n"
         "except Exception as error: print(type(error).__name__)"
@@ -227,7 +228,7 @@ def test_library_is_the_only_thing_that_is_raised(ledger_dir: Path, monkeypatch:
     """Without the native library a directory with ledgers cannot be looked at, and that is raised."""
     with LedgerDirectory(str(ledger_dir), writable=True) as directory:
         directory.create("cpu-0")
-    monkeypatch.setattr(_native, "_library", None)
-    monkeypatch.setattr(_native, "LIBRARY_PATH", "/nowhere/libkvledger.so")
-    with pytest.raises(_native.NativeLibraryError):
+    monkeypatch.setattr(binding, "_library", None)
+    monkeypatch.setattr(binding, "LIBRARY_PATH", "/nowhere/libkvledger.so")
+    with pytest.raises(binding.NativeLibraryError):
         take_snapshot(str(ledger_dir))

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import pytest
 from support.toys import ToyCache, identity, poll_now, settle
 
-from kvcached import _native
-from kvcached.instances import get_instances
-from kvcached.ledger import LedgerDirectory
+from kvcached.ledger import binding
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.instances import get_instances
+from kvcached.ledger.publication import publish
+from kvcached.ledger.registration import InstanceNameTakenError
+from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
-from kvcached.publication import publish
-from kvcached.registration import InstanceNameTakenError
-from kvcached.subscription import Subscription
 from kvcached.values import Outcome, Update
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ PATIENCE_S = 20.0  # for a loaded machine; what is promised is asserted with its
 
 HOLD_A_SLOT = """
 import sys, time
-from kvcached.subscription import Subscription
+from kvcached.ledger.subscription import Subscription
 from support.toys import identity
 subscription = Subscription(identity(sys.argv[2]), ["cpu-0", "cpu-1"], sys.argv[1])
 subscription.start()
@@ -628,8 +628,8 @@ def test_engine_without_native_library_serves_and_says_so(
     ledger_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A missing library is a warning in the engine, not its end."""
-    monkeypatch.setattr(_native, "_library", None)
-    monkeypatch.setattr(_native, "LIBRARY_PATH", "/nonexistent/libkvledger.so")
+    monkeypatch.setattr(binding, "_library", None)
+    monkeypatch.setattr(binding, "LIBRARY_PATH", "/nonexistent/libkvledger.so")
     subscription = Subscription(identity(), ["cpu-0"], str(ledger_dir))
     subscription.start()
     assert subscription.poll() is None

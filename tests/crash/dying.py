@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from support.toys import identity
 
-from kvcached import _native
-from kvcached.publication import publish
-from kvcached.registration import register
+from kvcached.ledger import binding
+from kvcached.ledger.publication import publish
+from kvcached.ledger.registration import register
 from kvcached.values import Outcome, Report, Update
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ OPERATIONS: dict[str, Callable[[str], None]] = {"publish": do_publish, "register
 def main() -> None:
     """Crash at every call."""
     operation, ledger_dir, number = OPERATIONS[sys.argv[1]], sys.argv[2], int(sys.argv[3])
-    library = _native._load()
+    library = binding._load()
     lib = library.lib
     for calls in range(1, 1000):
         read_end, told = os.pipe()

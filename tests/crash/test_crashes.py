@@ -15,10 +15,10 @@ import pytest
 from support.toys import ToyCache, identity, poll_now
 
 from crash.dying import GPUS
-from kvcached.instances import get_instances
+from kvcached.ledger.instances import get_instances
+from kvcached.ledger.publication import publish
+from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
-from kvcached.publication import publish
-from kvcached.subscription import Subscription
 from kvcached.values import Update
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 FORKS_BESIDE_ITS_WATCHER = """
 import os, signal, sys, threading, time
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
-from kvcached.subscription import Subscription
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import Identity, Outcome, Report, Update
 
 directory = sys.argv[1]

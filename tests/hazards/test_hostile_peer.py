@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 from support.toys import ToyCache, poll_now
 
-from kvcached.instances import get_instances
-from kvcached.ledger import LedgerDirectory, LedgerDirectoryError
+from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
+from kvcached.ledger.instances import get_instances
+from kvcached.ledger.publication import publish
+from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
-from kvcached.publication import publish
-from kvcached.subscription import Subscription
 from kvcached.values import Identity, Outcome, Update
 
 if TYPE_CHECKING:

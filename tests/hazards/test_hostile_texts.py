@@ -15,10 +15,10 @@ import pytest
 from support.commands import PATIENCE_S, Control, Toys, wait_for
 from support.toys import identity
 
-from kvcached import _native
-from kvcached.control.text import printable
-from kvcached.ledger import LedgerDirectory
-from kvcached.publication import publish
+from kvcached.control.rendering.text import printable
+from kvcached.ledger import binding
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.publication import publish
 from kvcached.values import Outcome, Report, Update
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def filled(directory: Path) -> Iterator[None]:
             ledger.handle.register(identity(printable_bytes(text)), 0, 1, number + 1, Update(0, 16000))
             report = Report(Update(0, -1), 0, Outcome.UNSUPPORTED_ENGINE, text, 0, 0, 0, 0, 0)
             ledger.handle.acknowledge(report)
-            record = _native.AuditRecord(number + 1, Update(0, 1), Update(1, 2), 0, 1, "chat", text, text[:20])
+            record = binding.AuditRecord(number + 1, Update(0, 1), Update(1, 2), 0, 1, "chat", text, text[:20])
             ledger.handle.audit(record)
         ledger = opened.open("GPU-1")
         ledger.handle.register(identity("legal"), 0, 1, 99, Update(0, 16000))

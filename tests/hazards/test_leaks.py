@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from support.toys import poll_now
 
-from kvcached.instances import get_instances
-from kvcached.publication import publish
-from kvcached.subscription import Subscription
+from kvcached.ledger.instances import get_instances
+from kvcached.ledger.publication import publish
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import Identity, Outcome, Report, Update
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 OUTLIVES_ITS_LEDGER = """
 import os, sys, time
 from dataclasses import replace
-from kvcached.subscription import Subscription
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import Identity, Outcome, Report, Update
 
 directory = sys.argv[1]

@@ -10,7 +10,7 @@ NO_LOCKS = Path(__file__).parents[1] / "support" / "no_locks.py"
 
 REGISTERS = """
 import logging, sys
-from kvcached.subscription import Subscription
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import Identity
 logging.basicConfig(stream=sys.stdout)
 subscription = Subscription(Identity("a", "toy", "1", 0, 1, 1, 16000, 16), ["cpu-0"], sys.argv[1])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LIVES_THROUGH_IT_ALL = """
 import ctypes, faulthandler, json, os, signal, sys, time
 from kvcached.control import set_prefix_cache_retention_limit
-from kvcached.subscription import Subscription
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import Identity, Outcome, Report, Update
 
 libc = ctypes.CDLL(None)
@@ -70,7 +70,7 @@ def test_no_signal_handler_changes_from_registration_to_close(tmp_path: Path) ->
 
 DISABLES_FAULTHANDLER = """
 import ctypes, faulthandler, mmap, os, resource, sys, tempfile, time
-from kvcached.subscription import Subscription
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import Identity
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 faulthandler.enable()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from support.toys import poll_now
 
-from kvcached.ledger import LedgerDirectory
-from kvcached.subscription import Subscription
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import Identity, Update
 
 if TYPE_CHECKING:

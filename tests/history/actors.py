@@ -20,12 +20,12 @@ from typing import Any
 
 from support.toys import ToyCache, poll_now
 
-from history import faults
+from history import seeded_faults
 from history.recorder import GPUS, MEMBERS, RecordingHandle, pair
-from kvcached import _native, publication
-from kvcached.ledger import LedgerDirectory
+from kvcached.ledger import binding, publication
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.registration import register
 from kvcached.policy import RetentionPolicy
-from kvcached.registration import register
 from kvcached.values import Identity, Update
 
 RANKS = 4
@@ -35,8 +35,8 @@ PAUSE_S = 0.0002
 
 def publisher(options: argparse.Namespace) -> dict[str, Any]:
     """Publish limits that nobody else publishes, as fast as possible."""
-    _native.Handle = RecordingHandle  # type: ignore[misc]
-    faults.break_publisher(options.fault)
+    binding.Handle = RecordingHandle  # type: ignore[misc]
+    seeded_faults.break_publisher(options.fault)
     results = []
     for number in range(options.count):
         limit = options.seed * 1_000_000 + number
@@ -70,7 +70,7 @@ def observer(options: argparse.Namespace) -> dict[str, Any]:
 def engine(options: argparse.Namespace) -> dict[str, Any]:
     """Poll, broadcast to the ranks, apply and acknowledge, as a scheduler does, until told to stop."""
     identity = Identity("engine", "toy", "1", 0, RANKS, 1, INITIAL.limit_tokens, 16)
-    subscription = faults.subscription_class(options.fault)(identity, GPUS, options.ledger_dir)
+    subscription = seeded_faults.subscription_class(options.fault)(identity, GPUS, options.ledger_dir)
     policies, pipes = _start_ranks(options)
     subscription.start()
     subscription.acknowledge(policies.report())
@@ -132,7 +132,7 @@ def _rank(rank: int, source: int, target: int, fault: str) -> None:
     applies = []
     while header := os.read(source, 4):
         step, update = pickle.loads(os.read(source, struct.unpack("<I", header)[0]))  # noqa: S301 - our own
-        if faults.rank_skips(fault, rank, len(applies)):
+        if seeded_faults.rank_skips(fault, rank, len(applies)):
             continue
         policy.update(update)
         applies.append([time.monotonic_ns(), rank, step, pair(update)])

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvcached import _native
+from kvcached.ledger import binding
 
 if TYPE_CHECKING:
     from kvcached.values import Update
@@ -20,7 +20,7 @@ def pair(update: Update) -> list[int]:
     return [update.revision, update.limit_tokens]
 
 
-class RecordingHandle(_native.Handle):
+class RecordingHandle(binding.Handle):
     """A ledger handle that writes down each compare-and-swap; ``raises`` is shared by all of a process."""
 
     raises: list[list[Any]] = []  # noqa: RUF012 - one list per process is what is wanted
@@ -31,7 +31,7 @@ class RecordingHandle(_native.Handle):
         self.member = GPUS.index(name.removesuffix(".ledger"))
 
     def raise_desired(
-        self, index: int, incarnation: int, update: Update, record: _native.AuditRecord | None = None, *, floor: int = 0
+        self, index: int, incarnation: int, update: Update, record: binding.AuditRecord | None = None, *, floor: int = 0
     ) -> tuple[bool, Update]:
         start = time.monotonic_ns()
         raised, found = super().raise_desired(index, incarnation, update, record, floor=floor)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from history import faults
+from history import seeded_faults
 from history.actors import INITIAL
 from history.checker import Apply, History, Look, Poll, Raise, check
 from history.recorder import MEMBERS
@@ -119,7 +119,9 @@ def test_sixteen_publishers_of_two_hundred_leave_a_clean_history(stage: Stage) -
     )
 
 
-@pytest.mark.parametrize("fault", [*faults.ENGINE_FAULTS, *faults.PUBLISHER_FAULTS, *faults.RANK_FAULTS])
+@pytest.mark.parametrize(
+    "fault", [*seeded_faults.ENGINE_FAULTS, *seeded_faults.PUBLISHER_FAULTS, *seeded_faults.RANK_FAULTS]
+)
 def test_seeded_faults_are_found(stage: Stage, fault: str) -> None:
     """A history of a product with a mistake in it does not pass."""
     count = 60

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvcached.control import set_prefix_cache_retention_limit
-from kvcached.control.program import main
+from kvcached.control.commands.command_line import main
 from kvcached.limits import parse_limit
 from kvcached.settings import SettingsError, read_settings
 from kvcached.values import MAX_LIMIT_TOKENS, Outcome, Update, pack, unpack

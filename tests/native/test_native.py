@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kvcached._declarations import ffi
+from kvcached.ledger._declarations import ffi
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 SOURCES = [str(path) for path in sorted(NATIVE.glob("*.c"))]
 TESTS = [str(path) for path in sorted((NATIVE / "tests").glob("*.c"))]
-LIBRARY = ROOT / "kvcached" / "libkvledger.so"
+LIBRARY = ROOT / "kvcached" / "ledger" / "libkvledger.so"
 STRICT = ["-std=c11", "-g", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Werror"]
 STRICTEST = [*STRICT, "-Wcast-qual", "-Wpedantic", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes"]
 CPLUSPLUS = {"gcc": "g++", "clang": "clang++"}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvcached.control import InstanceStatus
-    from kvcached.publication import PublicationResult
+    from kvcached.ledger.publication import PublicationResult
 
 START_S = 60.0
 """How long an engine may take to load torch and form its group on a loaded machine."""

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvcached.rig.cache import BlockCache, CacheFullError, IntegrityError, chain_keys
-from kvcached.rig.pages import CorruptBlockError, KvPages
+from kvcached.rig.block_cache import BlockCache, CacheFullError, IntegrityError, chain_keys
+from kvcached.rig.kv_rows import CorruptBlockError, KvPages
 
 BLOCK_TOKENS = 16
 

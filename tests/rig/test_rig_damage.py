@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.toys import identity
 
-from kvcached.publication import publish
-from kvcached.subscription import Subscription
+from kvcached.ledger.publication import publish
+from kvcached.ledger.subscription import Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvcached.rig.cache import BlockCache, chain_keys
-from kvcached.rig.digest import CacheDigest
+from kvcached.rig.block_cache import BlockCache, chain_keys
+from kvcached.rig.cache_digest import CacheDigest
 
 BLOCK_TOKENS = 16
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcached.policy import RetentionPolicy
-from kvcached.rig.cache import BlockCache, chain_keys
-from kvcached.rig.digest import CacheDigest
-from kvcached.rig.faults import FailingCache
-from kvcached.rig.pages import KvPages
+from kvcached.rig.block_cache import BlockCache, chain_keys
+from kvcached.rig.cache_digest import CacheDigest
+from kvcached.rig.injected_faults import FailingCache
+from kvcached.rig.kv_rows import KvPages
 from kvcached.rig.request import Request
 from kvcached.rig.scheduler import Scheduler
 from kvcached.values import UNLIMITED, Outcome, Update

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 import kvcached.control
-from kvcached import _native
+from kvcached.ledger import binding
 
-DRAWING = ("kvcached.control.curve_picture",)
+DRAWING = ("kvcached.control.rendering.curve_picture",)
 """What only draws: its library wants to write into a home of its own."""
 
 
@@ -30,21 +30,21 @@ def main() -> int:
     os.setgid(gid)
     os.setuid(int(uid))
     if kind == "control":
-        return int(importlib.import_module("kvcached.control.program").main(arguments))
-    sys.argv = ["engine.py", *arguments]
-    importlib.import_module("engine").main()
+        return int(importlib.import_module("kvcached.control.commands.command_line").main(arguments))
+    sys.argv = ["toy_engine.py", *arguments]
+    importlib.import_module("toy_engine").main()
     return 0
 
 
 def preload() -> None:
     """Import whatever the program could come to import."""
     sys.path.insert(0, str(Path(__file__).parent))
-    importlib.import_module("engine")
+    importlib.import_module("toy_engine")
     for module in pkgutil.walk_packages(kvcached.control.__path__, "kvcached.control."):
         if module.name not in DRAWING:
             with contextlib.suppress(ImportError):  # an optional package is not here: nobody will import this one
                 importlib.import_module(module.name)
-    _native.library_version()
+    binding.library_version()
     for name in ("json", "locale", "shutil", "textwrap"):
         importlib.import_module(name)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ENGINE = Path(__file__).parent / "engine.py"
+ENGINE = Path(__file__).parent / "toy_engine.py"
 AS_USER = Path(__file__).parent / "as_user.py"
 PATIENCE_S = 30.0
 """How long anything may take on a loaded machine before a test fails."""

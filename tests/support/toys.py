@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from kvcached.values import Identity, Report
 
 if TYPE_CHECKING:
+    from kvcached.ledger.subscription import Subscription
     from kvcached.policy import RetentionPolicy
-    from kvcached.subscription import Subscription
     from kvcached.values import Update
 
 

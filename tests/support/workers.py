@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import random
 
-from kvcached import _native
-from kvcached.publication import publish
+from kvcached.ledger import binding
+from kvcached.ledger.publication import publish
 
 
 def create_once(directory: str) -> tuple[bool, int]:
     """Create the ledger cpu-0 if nobody did; whether this call made it, and the inode that stands there."""
     fd = os.open(directory, os.O_RDONLY)
     try:
-        made = _native.create_ledger(fd, "cpu-0.ledger", 0o600)
-        handle = _native.Handle(fd, "cpu-0.ledger", writable=True)
+        made = binding.create_ledger(fd, "cpu-0.ledger", 0o600)
+        handle = binding.Handle(fd, "cpu-0.ledger", writable=True)
         inode = handle.file.inode
         handle.close()
     finally:

@@ -7,19 +7,19 @@ import time
 from typing import TYPE_CHECKING
 
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
-from kvcached.control.remarks import newest_desired, remarks_of
-from kvcached.control.text import BUSY, limit_text, printable
-from kvcached.control.view import view_of
-from kvcached.ledger import ADVICE_SUFFIX, SUFFIX, Fault
-from kvcached.snapshot import look_again, open_snapshot
+from kvcached.control.queries.directory_view import view_of
+from kvcached.control.rendering.status_remarks import newest_desired, remarks_of
+from kvcached.control.rendering.text import BUSY, limit_text, printable
+from kvcached.ledger.directory import ADVICE_SUFFIX, SUFFIX, Fault
+from kvcached.ledger.snapshot import look_again, open_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvcached.control.view import View
-    from kvcached.instances import InstanceStatus
-    from kvcached.ledger import Refusal
-    from kvcached.snapshot import Snapshot
+    from kvcached.control.queries.directory_view import View
+    from kvcached.ledger.directory import Refusal
+    from kvcached.ledger.instances import InstanceStatus
+    from kvcached.ledger.snapshot import Snapshot
 
 _OURS = (SUFFIX, ADVICE_SUFFIX, ".new")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kvcached.engines.sglang.cache import RadixPrefixCache
     from kvcached.engines.sglang.replica import ReplicaControl
-    from kvcached.registration import SlotPlace
+    from kvcached.ledger.registration import SlotPlace
     from kvcached.settings import Settings
 
 PREPARE = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend"

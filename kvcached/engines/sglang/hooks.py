@@ -25,8 +25,8 @@ from kvcached.engines.sglang.doorbell import fit_doorbell
 from kvcached.engines.sglang.identity import identify
 from kvcached.engines.sglang.placement import name_members, read_placement
 from kvcached.engines.sglang.replica import ReplicaControl, Source, Startup, dialect
-from kvcached.registration import InstanceNameTakenError
-from kvcached.subscription import Subscription
+from kvcached.ledger.registration import InstanceNameTakenError
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import UNLIMITED, Update
 
 if TYPE_CHECKING:

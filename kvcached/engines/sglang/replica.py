@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 from kvcached.engines.sglang.agreement import PATIENCE_S
 from kvcached.engines.sglang.unsupported import UNGOVERNED
+from kvcached.ledger.subscription import REFRESH_S
 from kvcached.policy import RetentionPolicy
-from kvcached.subscription import REFRESH_S
 from kvcached.values import UNLIMITED, Outcome, Update, unsupported_report
 
 if TYPE_CHECKING:
     from kvcached.engines.sglang.agreement import RankAgreement
     from kvcached.engines.sglang.cache import RadixPrefixCache
     from kvcached.engines.sglang.doorbell import Doorbell
-    from kvcached.registration import SlotPlace
-    from kvcached.subscription import Subscription
+    from kvcached.ledger.registration import SlotPlace
+    from kvcached.ledger.subscription import Subscription
 
 CHUNK_TOKENS = 8192
 """How many tokens one iteration evicts at most: about 2.5 ms on two slow cores for leaves of 100 tokens."""

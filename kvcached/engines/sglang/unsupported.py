@@ -10,7 +10,7 @@ from kvcached.engines.sglang import targets
 from kvcached.engines.sglang.attaching import attach
 from kvcached.engines.sglang.identity import identify
 from kvcached.engines.sglang.placement import guess_placement, name_members
-from kvcached.subscription import Subscription
+from kvcached.ledger.subscription import Subscription
 from kvcached.values import UNLIMITED, unsupported_report
 
 if TYPE_CHECKING:

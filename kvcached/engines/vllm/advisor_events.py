@@ -25,8 +25,8 @@ from kvcached.settings import is_advisor_wanted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvcached.ledger.subscription import Subscription
     from kvcached.policy import PrefixCache, RetentionPolicy
-    from kvcached.subscription import Subscription
 
 _log = logging.getLogger(__name__)
 

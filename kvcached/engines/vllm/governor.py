@@ -25,7 +25,7 @@ CHECK_SHARE = 1000
 
 
 class Subscription(Protocol):
-    """The part of ``kvcached.subscription.Subscription`` used at each step."""
+    """The part of ``kvcached.ledger.subscription.Subscription`` used at each step."""
 
     def poll(self) -> Update | None:
         """Return the newest complete update that is not settled yet."""

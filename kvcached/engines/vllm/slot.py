@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from kvcached.engines.vllm.process import is_instance_named
 from kvcached.engines.vllm.targets import StartRefusedError
-from kvcached.registration import InstanceNameTakenError
-from kvcached.subscription import Subscription
+from kvcached.ledger.registration import InstanceNameTakenError
+from kvcached.ledger.subscription import Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,8 +11,8 @@ from kvcached.engines.vllm.slot import take_slot
 from kvcached.values import UNLIMITED, Identity, unsupported_report
 
 if TYPE_CHECKING:
+    from kvcached.ledger.subscription import Subscription
     from kvcached.settings import Settings
-    from kvcached.subscription import Subscription
 
 _log = logging.getLogger(__name__)
 

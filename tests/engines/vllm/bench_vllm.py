@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from vllm_models import PLAIN, write_config
 from vllm_serving import application, descendants, engine_environment, process_title, set_limit, with_plugin
 
-from kvcached import _native
-from kvcached.ledger import LedgerDirectory
+from kvcached.ledger import binding
+from kvcached.ledger.directory import LedgerDirectory
+from kvcached.ledger.replicas import find_replicas
+from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
-from kvcached.replicas import find_replicas
-from kvcached.subscription import Subscription
 from kvcached.values import UNLIMITED, Identity, Update
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def publish_raw(ledger_dir: Path, gaps_s: Callable[[], float]) -> dict[int, int]
             time.sleep(gaps_s())
             began[revision] = time.monotonic_ns()
             member.ledger.handle.raise_desired(member.index, member.slot.incarnation, Update(revision, revision % 2))
-            member.ledger.handle.ring(_native.PUBLISHED)
+            member.ledger.handle.ring(binding.PUBLISHED)
     return began
 
 
@@ -180,14 +180,14 @@ def hear(ledger_dir: str, results: Connection) -> None:
     heard: queue.Queue[int] = queue.Queue()  # the kind that vLLM waits at
     with LedgerDirectory(ledger_dir, writable=False) as directory:
         handle = directory.open("cpu-0").handle
-        first = handle.bell(_native.PUBLISHED)
+        first = handle.bell(binding.PUBLISHED)
 
         def listen() -> None:
             seen = first
             while seen < first + PUBLICATIONS:
-                handle.wait(_native.PUBLISHED, seen, time.monotonic() + 1)
-                if handle.bell(_native.PUBLISHED) != seen:
-                    seen = handle.bell(_native.PUBLISHED)
+                handle.wait(binding.PUBLISHED, seen, time.monotonic() + 1)
+                if handle.bell(binding.PUBLISHED) != seen:
+                    seen = handle.bell(binding.PUBLISHED)
                     heard.put(seen - first)
 
         thread = threading.Thread(target=listen)
@@ -213,7 +213,7 @@ def bench_wakes() -> list[float]:
         for number in range(1, PUBLICATIONS + 1):
             time.sleep(draw.uniform(0.050, 0.060))
             began[number] = time.monotonic_ns()
-            handle.ring(_native.PUBLISHED)
+            handle.ring(binding.PUBLISHED)
         done = ours.recv()
         listener.join()
     return sorted((done[each] - began[each]) / 1000 for each in done)

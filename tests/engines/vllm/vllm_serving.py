@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_models import CONTEXT, VOCABULARY
 
 from kvcached.control import get_instances
-from kvcached.ledger import LedgerDirectoryError
+from kvcached.ledger.directory import LedgerDirectoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcached.engines.vllm.governor import Governor
+from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
-from kvcached.subscription import Subscription
 
 if TYPE_CHECKING:
     from kvcached.values import Update

@@ -1,0 +1,125 @@
+"""Following a ledger directory: a look at it whenever an engine or a publisher rings, and now and then by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kvcached.control.queries.directory_view import View, view_of
+from kvcached.ledger import binding
+from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError, Refusal
+from kvcached.ledger.snapshot import look_again, look_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from typing_extensions import Self
+
+    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.snapshot import Snapshot
+
+LEAST_GAP_S = 0.1
+"""How soon one look may follow another: a busy engine reports four times a second, and there may be many."""
+
+SLICE_S = 0.25
+"""How long a listener sleeps at most, which is how long it may take to end."""
+
+
+class Doorbells:
+    """Listens to several ledgers at once. A futex is one word, so each doorbell takes a thread; they only sleep."""
+
+    def __init__(self, ledgers: Iterable[Ledger]) -> None:
+        """Start listening. The ledgers must stay open until :meth:`close`."""
+        self._rung = threading.Event()
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._listen, args=(ledger.handle, bell), daemon=True)
+            for ledger in ledgers
+            for bell in (binding.PUBLISHED, binding.ACKNOWLEDGED)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until something rang since the last return; False when that did not happen in time."""
+        rung = self._rung.wait(timeout_s)
+        self._rung.clear()
+        return rung
+
+    def _listen(self, handle: binding.Handle, bell: int) -> None:
+        with suppress(OSError):  # a ledger that was cut rings no more; the look by the clock finds it
+            seen = handle.bell(bell)
+            while not self._stopping.is_set():
+                if handle.wait(bell, seen, time.monotonic() + SLICE_S):
+                    seen = handle.bell(bell)
+                    self._rung.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening, so that the ledgers may be closed."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def follow(path: str, instance_name: str | None, interval_s: float) -> Iterator[View]:
+    """Yield a look at the directory at once, and again after each ring or after ``interval_s`` seconds; never ends.
+
+    Raises :class:`LedgerDirectoryError` if the directory cannot be used at first. If that happens later, it shows as a
+    refusal until it is over.
+    """
+    with LedgerDirectory(path, writable=False):
+        pass
+    while True:
+        try:
+            with LedgerDirectory(path, writable=False) as directory:
+                yield from _follow_files(directory, instance_name, interval_s)
+        except LedgerDirectoryError as error:
+            yield View((), (Refusal("", path, str(error), error.fault),))
+            time.sleep(interval_s)
+
+
+def _follow_files(directory: LedgerDirectory, instance_name: str | None, interval_s: float) -> Iterator[View]:
+    """Follow until a file comes, goes or is replaced, or another ledger has to be listened to."""
+    snapshot = look_at(directory)
+    if snapshot.fault is not None:
+        raise LedgerDirectoryError(snapshot.reason, snapshot.fault)
+    listened = _first_ledgers(snapshot, instance_name)
+    with Doorbells(listened) as bells:
+        surveyed = time.monotonic()
+        while True:
+            yield view_of(snapshot, instance_name)
+            looked = time.monotonic()
+            bells.wait(max(0.0, surveyed + interval_s - looked))
+            time.sleep(max(0.0, looked + LEAST_GAP_S - time.monotonic()))
+            # By the clock and not by silence: where engines are busy, bells ring all the time.
+            if time.monotonic() >= surveyed + interval_s:
+                surveyed = time.monotonic()
+                if not _is_current(directory, snapshot):
+                    return
+            snapshot = look_again(snapshot.path, snapshot.files)
+            if _first_ledgers(snapshot, instance_name) != listened:
+                return
+
+
+def _is_current(directory: LedgerDirectory, snapshot: Snapshot) -> bool:
+    """Return whether the directory still holds the files of a snapshot; one that was refused may be well by now."""
+    if any(look.ledger is None for look in snapshot.files) or not directory.is_current():
+        return False
+    return directory.gpu_ids() == [look.gpu for look in snapshot.files] and all(
+        ledger.is_current() for ledger in snapshot.ledgers
+    )
+
+
+def _first_ledgers(snapshot: Snapshot, instance_name: str | None) -> list[Ledger]:
+    """Return the ledgers whose bells are rung for these instances: that of each replica's first member."""
+    shown = snapshot.of(instance_name) if instance_name else snapshot
+    found = {replica.members[0].ledger.gpu: replica.members[0].ledger for replica in shown.replicas}
+    return [found[gpu] for gpu in sorted(found)]

@@ -1,0 +1,128 @@
+"""What a limit would do, without publishing it: evicted at once, evicted later, and what speaks against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcached.ledger.addressees import Obstacle, look_up, unusable, warnings_for
+from kvcached.ledger.binding import NativeLibraryError
+from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
+from kvcached.values import Outcome, kept_tokens
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from kvcached.ledger.replicas import Replica
+
+
+@dataclass(frozen=True)
+class ReplicaForecast:
+    """What one replica would do. All sizes are tokens.
+
+    ``kept_tokens`` is what may stay idle, -1 for anything, and at least one block of a positive limit.
+    ``evict_later_tokens`` is how many of the tokens in use now would go at most when their requests end.
+    """
+
+    replica: int
+    kept_tokens: int
+    idle_tokens: int
+    active_tokens: int
+    evict_now_tokens: int
+    evict_later_tokens: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "replica": self.replica,
+            "kept_tokens": self.kept_tokens,
+            "idle_tokens": self.idle_tokens,
+            "active_tokens": self.active_tokens,
+            "evict_now_tokens": self.evict_now_tokens,
+            "evict_later_tokens": self.evict_later_tokens,
+        }
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a publication to an instance would do; ``status`` is the one it would most likely return."""
+
+    status: str
+    instance_name: str
+    limit_tokens: int
+    revision: int
+    replicas: tuple[ReplicaForecast, ...] = ()
+    warnings: tuple[str, ...] = ()
+    unchanged: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "dry_run": True,
+            "status": self.status,
+            "instance_name": self.instance_name,
+            "limit_tokens": self.limit_tokens,
+            "revision": self.revision,
+            "unchanged": self.unchanged,
+            "replicas": [replica.to_dict() for replica in self.replicas],
+            "warnings": list(self.warnings),
+        }
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which conditions a publication would be made, as :func:`kvcached.ledger.publication.publish` takes them."""
+
+    revision: int | None = None
+    incarnation: str | None = None
+    different: bool = False
+
+
+def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions: Conditions) -> Forecast:
+    """Return what publishing a limit would do now. Writes nothing; what stands in the way is in the result."""
+    nothing = Forecast("unavailable", instance_name, limit_tokens, 0)
+    try:
+        # Opened for writing, because that is what the publication would need; nothing is written.
+        with LedgerDirectory(ledger_dir, writable=True) as directory:
+            found = look_up(directory, instance_name, conditions.revision, conditions.incarnation)
+    except LedgerDirectoryError as error:
+        return _with(nothing, warnings=(unusable(ledger_dir, error),))
+    except NativeLibraryError as error:
+        return _with(nothing, warnings=(str(error),))
+    if isinstance(found, Obstacle):
+        return _with(nothing, status=found.status.value, warnings=found.warnings)
+    replicas = found.replicas
+    unchanged = conditions.different and found.desire(limit_tokens)
+    return Forecast(
+        _status_of(replicas),
+        instance_name,
+        limit_tokens,
+        found.newest if unchanged else found.newest + 1,
+        tuple(_forecast_replica(replica, limit_tokens) for replica in replicas),
+        (*warnings_for(replicas, limit_tokens), *found.refused),
+        unchanged,
+    )
+
+
+def _status_of(replicas: Sequence[Replica]) -> str:
+    writable = {member.ledger.writable for replica in replicas for member in replica.members}
+    if True not in writable:
+        return "unavailable"
+    return "partial" if False in writable or any(replica.missing for replica in replicas) else "accepted"
+
+
+def _with(nothing: Forecast, *, warnings: tuple[str, ...], status: str = "unavailable") -> Forecast:
+    return Forecast(status, nothing.instance_name, nothing.limit_tokens, 0, warnings=warnings)
+
+
+def _forecast_replica(replica: Replica, limit_tokens: int) -> ReplicaForecast:
+    identity, report = replica.slot.identity, replica.slot.report
+    idle, active = report.idle_tokens, report.active_tokens
+    index = identity.replica
+    refuses = report.outcome in (Outcome.UNSUPPORTED_ENGINE, Outcome.REJECTED_PIPELINE_PARALLEL)
+    if limit_tokens < 0 or refuses:
+        return ReplicaForecast(index, report.applied.limit_tokens if refuses else limit_tokens, idle, active, 0, 0)
+    kept = kept_tokens(limit_tokens, identity.block_tokens)
+    now = max(0, idle - kept)
+    return ReplicaForecast(index, kept, idle, active, now, max(0, idle - now + active - kept))

@@ -1,0 +1,40 @@
+"""Which instances a command means: one name, a pattern, or all."""
+
+from __future__ import annotations
+
+import re
+
+from kvcached.ledger.replicas import find_replicas
+from kvcached.settings import SettingsError, check_instance_name
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvcached.ledger.directory import Ledger
+
+ANY = "*"
+"""The pattern of ``--all``."""
+
+_PATTERN = r"[A-Za-z0-9._*?\[\]!-]{1,63}"  # compiled where it is needed, which most calls never come to
+_WILD = frozenset("*?[")
+
+
+def check_name_or_pattern(text: str) -> str:
+    """Return ``text`` if it can name instances, else raise :class:`SettingsError`."""
+    if not is_pattern(text):
+        return check_instance_name(text)
+    if re.fullmatch(_PATTERN, text) is None:
+        message = f"pattern {text!r} is malformed; it takes 1 to 63 of A-Z a-z 0-9 . _ - and the wild cards * ? [...]"
+        raise SettingsError(message)
+    return text
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether ``text`` stands for any number of instances."""
+    return not _WILD.isdisjoint(text)
+
+
+def instance_names(ledgers: Iterable[Ledger]) -> list[str]:
+    """Return the names of the live instances, sorted. All of them are legal."""
+    return sorted({replica.slot.identity.instance_name for replica in find_replicas(ledgers)})

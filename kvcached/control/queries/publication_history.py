@@ -1,0 +1,147 @@
+"""Who published what: the ledgers' bounded record of publications, put together over an instance's members."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from heapq import heappop, heappush
+from itertools import pairwise
+
+from kvcached.control.rendering.table import Cell, Table
+from kvcached.control.rendering.text import FAINT, STRONG, limit_text, styled
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from kvcached.control.rendering.status_table import Look
+    from kvcached.ledger.binding import AuditRecord
+    from kvcached.ledger.snapshot import Snapshot
+
+_NS = 1_000_000_000
+
+RECORDS = 64
+"""How many publications a ledger records; a newer one takes the place of the oldest."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One publication; ``members`` is how many ledgers recorded it."""
+
+    record: AuditRecord
+    members: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; the time is ISO 8601 in UTC."""
+        record = self.record
+        return {
+            "time": datetime.fromtimestamp(record.when_ns / _NS, tz=timezone.utc).isoformat(),
+            "instance_name": record.instance_name,
+            "old": {"revision": record.before.revision, "limit_tokens": record.before.limit_tokens},
+            "new": {"revision": record.after.revision, "limit_tokens": record.after.limit_tokens},
+            "uid": record.uid,
+            "pid": record.pid,
+            "program": record.program,
+            "note": record.note,
+            "members": self.members,
+        }
+
+
+@dataclass(frozen=True)
+class History:
+    """What the record holds, oldest first; ``complete`` is False where older publications have left it, or may have."""
+
+    publications: tuple[Publication, ...]
+    complete: bool
+
+
+def read_history(snapshot: Snapshot, instance_name: str | None) -> History:
+    """Return the recorded publications, also to instances that have ended since."""
+    records = [list(reversed(ledger.handle.audits())) for ledger in snapshot.ledgers]
+    ordered = _in_order(records)
+    shown = tuple(one for one in ordered if instance_name is None or one.record.instance_name == instance_name)
+    full = any(len(record) >= RECORDS for record in records)
+    return History(shown, not full and not _is_behind(shown, snapshot, instance_name))
+
+
+def _is_behind(shown: Sequence[Publication], snapshot: Snapshot, instance_name: str | None) -> bool:
+    """Return whether revisions are in force that the record does not hold, as after a ledger was replaced."""
+    recorded: dict[str, set[int]] = {}
+    for publication in shown:
+        record = publication.record
+        recorded.setdefault(record.instance_name, {0}).add(record.after.revision)
+    if any(one.record.before.revision not in recorded[one.record.instance_name] for one in shown):
+        return True
+    members = [member for replica in snapshot.replicas for member in replica.members]
+    return any(
+        member.slot.desired.revision not in recorded.get(name, {0})
+        for member in members
+        if instance_name in (None, name := member.slot.identity.instance_name)
+    )
+
+
+def _in_order(records: Sequence[Sequence[AuditRecord]]) -> list[Publication]:
+    """Return the publications of all ledgers, each once, in the order in which the ledgers recorded them.
+
+    A clock may have been set back. Each ledger knows its own order; the clock decides between ledgers only, and where
+    two ledgers disagree, as after two publishers at the same moment.
+    """
+    queues = [[_key(record) for record in one] for one in records]
+    found = {_key(record): record for one in records for record in one}
+    members = Counter(key for queue in queues for key in queue)
+    after: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {key: [] for key in found}
+    for queue in queues:
+        for earlier, later in pairwise(queue):
+            after[earlier].append(later)
+    waits = Counter(later for following in after.values() for later in following)
+    free = sorted(key for key in found if not waits[key])
+    ordered = []
+    while found:
+        key = heappop(free) if free else min(found)
+        if key in found:
+            ordered.append(Publication(found.pop(key), members[key]))
+            for later in after[key]:
+                waits[later] -= 1
+                if not waits[later]:
+                    heappush(free, later)
+    return ordered
+
+
+def _key(record: AuditRecord) -> tuple[Any, ...]:
+    update = record.after
+    return record.when_ns, record.uid, record.pid, record.instance_name, update.revision, update.limit_tokens
+
+
+def history_lines(history: History, look: Look, wanted: str | None) -> list[str]:
+    """Return the history as a table for people, in local time, and below it what is not known any more."""
+    table = Table(left_columns=frozenset({0, 1, 4}))
+    table.add(*(Cell(heading, FAINT) for heading in ("INSTANCE", "WHEN", "OLD", "NEW", "WHO")))
+    for publication in history.publications:
+        record = publication.record
+        when = datetime.fromtimestamp(record.when_ns / _NS, tz=timezone.utc).astimezone()
+        table.add(
+            Cell(record.instance_name, STRONG),
+            Cell(when.isoformat(" ", "seconds")),
+            Cell(limit_text(record.before.limit_tokens)),
+            Cell(f"r{record.after.revision} {limit_text(record.after.limit_tokens)}"),
+            Cell(f"{_user(record.uid)} {record.program}[{record.pid}]"),
+        )
+        if record.note:
+            table.remark(f"note: {record.note}", FAINT)
+    lines = list(table.lines(look.width, colour=look.colour)) if history.publications else []
+    if history.complete:
+        return lines or [f"nothing was published{f' to {wanted}' if wanted else ''} yet"]
+    keeps = f"the record keeps the last {RECORDS} publications of each GPU, to all instances together"
+    gone = "older ones are gone" if lines else f"none{f' to {wanted}' if wanted else ''} is left in it"
+    return [*lines, styled(f"{keeps}; {gone}", FAINT, colour=look.colour)]
+
+
+def _user(uid: int) -> str:
+    import pwd  # noqa: PLC0415 - for people's output only
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

@@ -1,0 +1,4 @@
+"""Ledgers: who publishes a limit, who subscribes to it, and who only looks.
+
+``binding`` alone knows the native library; ``directory`` opens files through it; everything else goes through those.
+"""

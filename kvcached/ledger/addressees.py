@@ -1,0 +1,114 @@
+"""Who a publication goes to, and what speaks against it. Nothing here writes."""
+
+from __future__ import annotations
+
+from kvcached.ledger.directory import Fault
+from kvcached.ledger.not_found import nobody
+from kvcached.ledger.replicas import find_conflict
+from kvcached.ledger.results import PublicationStatus
+from kvcached.ledger.snapshot import Snapshot, look_at, unwritable
+from kvcached.values import Outcome, incarnation_text
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
+    from kvcached.ledger.replicas import Replica
+
+
+class Addressees:
+    """Who a publication goes to, the highest revision among them, and which files could not be used."""
+
+    # No dataclass, nor is the next one: making one costs every start of the command line half a millisecond.
+    def __init__(self, replicas: Sequence[Replica], newest: int, refused: tuple[str, ...]) -> None:
+        self.replicas = replicas
+        self.newest = newest
+        self.refused = refused
+
+    @property
+    def incarnation(self) -> str:
+        """What tells this instance from its successors."""
+        return incarnation_text(replica.slot.incarnation for replica in self.replicas)
+
+    def desire(self, limit_tokens: int) -> bool:
+        """Return whether all members of all replicas are there and are told this limit already, by one publication."""
+        told = {member.slot.desired for replica in self.replicas for member in replica.members}
+        missing = any(replica.missing for replica in self.replicas)
+        return not missing and len(told) == 1 and told.pop().limit_tokens == limit_tokens
+
+
+class Obstacle:
+    """Why nothing can be published: the status it leads to, sentences that say so, and who is not written to."""
+
+    def __init__(self, status: PublicationStatus, warnings: tuple[str, ...], replicas: Sequence[Replica] = ()) -> None:
+        self.status = status
+        self.warnings = warnings
+        self.replicas = replicas
+
+
+def look_up(
+    directory: LedgerDirectory, instance_name: str, if_revision: int | None, if_incarnation: str | None = None
+) -> Addressees | Obstacle:
+    """Find the live replicas of an instance, or what stands in the way. Writes nothing."""
+    snapshot = look_at(directory)
+    blind = _blind(snapshot)
+    if blind:
+        return Obstacle(PublicationStatus.UNAVAILABLE, (blind,))
+    replicas = snapshot.of(instance_name).replicas
+    refused = tuple(f"{refusal.path}: {refusal.reason}" for refusal in snapshot.refusals)
+    if not replicas:
+        missing = nobody(snapshot, instance_name)
+        return Obstacle(PublicationStatus.UNAVAILABLE, (missing, *(text for text in refused if text not in missing)))
+    conflict = find_conflict(replicas)
+    if conflict is not None:
+        return Obstacle(PublicationStatus.UNAVAILABLE, (conflict,))
+    newest = max(member.slot.desired.revision for replica in replicas for member in replica.members)
+    unwritables = (text for replica in replicas for text in unwritable(replica, snapshot))
+    found = Addressees(replicas, newest, (*refused, *unwritables))
+    unmet = _unmet(found, if_revision, if_incarnation)
+    return Obstacle(PublicationStatus.SUPERSEDED, (unmet,), replicas) if unmet else found
+
+
+def unusable(ledger_dir: str, error: LedgerDirectoryError) -> str:
+    """Return a sentence about a directory that could not be opened, and what there is instead."""
+    return nobody(Snapshot(ledger_dir, reason=str(error), fault=error.fault))
+
+
+def _blind(snapshot: Snapshot) -> str:
+    """Return why this process sees too little to publish anything, or an empty text.
+
+    Where it lacks descriptors or memory, what it does not see may be a member of the instance.
+    """
+    if snapshot.fault is not None:
+        return snapshot.reason
+    short = (f"{look.path}: {look.reason}" for look in snapshot.files if look.fault is Fault.SHORTAGE)
+    return next(short, "")
+
+
+def _unmet(found: Addressees, if_revision: int | None, if_incarnation: str | None) -> str:
+    """Return which condition does not hold, or an empty text."""
+    if if_incarnation is not None and found.incarnation != if_incarnation.lower():
+        return f"the instance was restarted or registered anew (it is {found.incarnation}, not {if_incarnation})"
+    if if_revision is not None and found.newest != if_revision:
+        return f"the instance's highest revision is {found.newest}, not {if_revision}"
+    return ""
+
+
+def warnings_for(replicas: Sequence[Replica], limit_tokens: int) -> list[str]:
+    """Return what a caller would want to know about this limit and these engines."""
+    warnings = []
+    for replica in replicas:
+        identity, report = replica.slot.identity, replica.slot.report
+        name = f"replica {identity.replica}"
+        if report.outcome is Outcome.UNSUPPORTED_ENGINE:
+            warnings.append(f"{name} will not apply it: {report.reason}")
+        if report.outcome is Outcome.REJECTED_PIPELINE_PARALLEL:
+            warnings.append(f"{name} applies nothing while pp_size is {identity.pp_size}")
+        if 0 < limit_tokens < identity.block_tokens:
+            warnings.append(
+                f"{name} keeps one block, {identity.block_tokens} tokens, which is more than {limit_tokens}"
+            )
+        if report.capacity_tokens and limit_tokens > report.capacity_tokens:
+            warnings.append(f"{name} holds {report.capacity_tokens} tokens at most, so this limit bounds nothing")
+    return warnings

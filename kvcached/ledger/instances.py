@@ -1,0 +1,180 @@
+"""The live instances of a ledger directory as users see them: what each was told to keep, and what it keeps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from kvcached.ledger.directory import Fault, LedgerDirectoryError
+from kvcached.ledger.snapshot import take_snapshot
+from kvcached.settings import choose_ledger_dir
+from kvcached.values import incarnation_text
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+    from typing import Any
+
+    from kvcached.ledger.replicas import Replica
+    from kvcached.values import Outcome, Update
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """What is stored in one member's slot: the *desired* pair. The limit is in tokens."""
+
+    gpu: str
+    revision: int
+    limit_tokens: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"gpu": self.gpu, "revision": self.revision, "limit_tokens": self.limit_tokens}
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One replica as the ledger shows it. All sizes are tokens, ages are seconds.
+
+    ``applied`` is the pair in force; ``settled_revision`` the newest one applied or rejected; ``split`` tells that the
+    members do not all carry the same pair, or that some are missing; ``report_age_s`` is None before the first report;
+    ``incarnation`` (16 hex digits) is another one after a restart.
+    """
+
+    replica: int
+    tp_size: int
+    pp_size: int
+    startup_limit_tokens: int
+    block_tokens: int
+    applied: Update
+    settled_revision: int
+    outcome: Outcome
+    reason: str
+    idle_tokens: int
+    active_tokens: int
+    capacity_tokens: int
+    evicted_tokens: int
+    eviction_errors: int
+    split: bool
+    members: tuple[MemberStatus, ...]
+    missing_members: tuple[int, ...]
+    report_age_s: float | None
+    incarnation: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "replica": self.replica,
+            "tp_size": self.tp_size,
+            "pp_size": self.pp_size,
+            "startup_limit_tokens": self.startup_limit_tokens,
+            "block_tokens": self.block_tokens,
+            "applied": {"revision": self.applied.revision, "limit_tokens": self.applied.limit_tokens},
+            "settled_revision": self.settled_revision,
+            "outcome": self.outcome.value,
+            "reason": self.reason,
+            "idle_tokens": self.idle_tokens,
+            "active_tokens": self.active_tokens,
+            "capacity_tokens": self.capacity_tokens,
+            "evicted_tokens": self.evicted_tokens,
+            "eviction_errors": self.eviction_errors,
+            "split": self.split,
+            "members": [member.to_dict() for member in self.members],
+            "missing_members": list(self.missing_members),
+            "report_age_s": self.report_age_s,
+            "incarnation": self.incarnation,
+        }
+
+
+@dataclass(frozen=True)
+class InstanceStatus:
+    """One live instance: its name, what serves it, its replicas, and all their incarnations in one."""
+
+    name: str
+    engine: str
+    engine_version: str
+    pid: int
+    replicas: tuple[ReplicaStatus, ...]
+    incarnation: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "name": self.name,
+            "engine": self.engine,
+            "engine_version": self.engine_version,
+            "pid": self.pid,
+            "incarnation": self.incarnation,
+            "replicas": [replica.to_dict() for replica in self.replicas],
+        }
+
+
+def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[InstanceStatus, ...]:
+    """Read the state of all live instances of a ledger directory, and change nothing.
+
+    May be called from any thread of any process that may read the directory. Files that are no ledgers are passed over.
+
+    Raises:
+        LedgerDirectoryError: the directory does not exist or cannot be read; or nobody was found, and there are ledgers
+            that could not be looked at. An empty tuple means that nobody is there.
+        ValueError: a malformed directory.
+
+    """
+    snapshot = take_snapshot(choose_ledger_dir(ledger_dir))
+    if snapshot.fault is not None:
+        raise LedgerDirectoryError(snapshot.reason, snapshot.fault)
+    if snapshot.unseen and not snapshot.replicas:
+        message = f"no ledger in {snapshot.path} could be looked at: {'; '.join(snapshot.unseen)}"
+        raise LedgerDirectoryError(message, Fault.UNKNOWN)
+    return statuses_of(snapshot.replicas)
+
+
+def statuses_of(replicas: Sequence[Replica]) -> tuple[InstanceStatus, ...]:
+    """Return the user's view of replicas that :mod:`kvcached.ledger.snapshot` found."""
+    now_ns = time.time_ns()
+    by_name: dict[str, list[Replica]] = {}
+    for replica in replicas:
+        by_name.setdefault(replica.slot.identity.instance_name, []).append(replica)
+    return tuple(
+        InstanceStatus(
+            name=name,
+            engine=group[0].slot.identity.engine,
+            engine_version=group[0].slot.identity.engine_version,
+            pid=group[0].slot.pid,
+            replicas=tuple(replica_status(replica, now_ns) for replica in group),
+            incarnation=incarnation_text(replica.slot.incarnation for replica in group),
+        )
+        for name, group in by_name.items()
+    )
+
+
+def replica_status(replica: Replica, now_ns: int) -> ReplicaStatus:
+    """Return the user's view of one replica."""
+    slot = replica.slot
+    identity, report = slot.identity, slot.report
+    desired = {member.slot.desired for member in replica.members}
+    return ReplicaStatus(
+        replica=identity.replica,
+        tp_size=identity.tp_size,
+        pp_size=identity.pp_size,
+        startup_limit_tokens=identity.startup_limit_tokens,
+        block_tokens=identity.block_tokens,
+        applied=report.applied,
+        settled_revision=report.settled_revision,
+        outcome=report.outcome,
+        reason=report.reason,
+        idle_tokens=report.idle_tokens,
+        active_tokens=report.active_tokens,
+        capacity_tokens=report.capacity_tokens,
+        evicted_tokens=report.evicted_tokens,
+        eviction_errors=report.eviction_errors,
+        split=len(desired) > 1 or bool(replica.missing),
+        members=tuple(
+            MemberStatus(member.ledger.gpu, member.slot.desired.revision, member.slot.desired.limit_tokens)
+            for member in replica.members
+        ),
+        missing_members=tuple(replica.missing),
+        report_age_s=(now_ns - slot.reported_ns) / 1e9 if slot.reported_ns else None,
+        incarnation=incarnation_text([slot.incarnation]),
+    )

@@ -1,0 +1,135 @@
+"""Rank 0's side of the steps: what arrives, what was published, when to rest and when to end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcached.ledger.registration import SlotPlace
+    from kvcached.policy import RetentionPolicy
+    from kvcached.rig.request import Request
+    from kvcached.rig.request_feed import Feed
+    from kvcached.rig.scheduler import Scheduler
+    from kvcached.values import Report, Update
+
+_LOOK_UP_S = 0.25
+"""How long rank 0 rests at most before it looks whether it was told to end. Publications wake it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The last item of a run: all ranks end after the step that brings it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one broadcast carries: items to be worked off in order, and when rank 0 gathered them (monotonic, ns)."""
+
+    items: list[Request | Update | Stop]
+    taken_ns: int
+
+
+class PublicationSource(Protocol):
+    """The part of a subscription that an engine which idles by itself needs."""
+
+    @property
+    def registered(self) -> bool:
+        """Whether publishers can reach this engine now."""
+
+    def place(self) -> SlotPlace | None:
+        """Return where in the ledgers this engine stands now, if it does."""
+
+    def start(self) -> None:
+        """Begin to take publications."""
+
+    def poll(self) -> Update | None:
+        """Return the newest publication that is not settled yet."""
+
+    def acknowledge(self, report: Report) -> None:
+        """Tell publishers what holds now."""
+
+    def refresh(self, report_of: Callable[[], Report], *, idle: bool = False) -> None:
+        """Tell publishers what holds now, if they were not told for a while or the engine goes to sleep."""
+
+    def wait(self, deadline: float) -> bool:
+        """Sleep until something is published or the monotonic clock shows ``deadline``."""
+
+    def close(self) -> None:
+        """Take no more publications."""
+
+
+class Source:
+    """Gathers the items of each step on rank 0, sleeping while there are none."""
+
+    def __init__(
+        self,
+        subscription: PublicationSource,
+        feed: Feed,
+        scheduler: Scheduler,
+        policy: RetentionPolicy,
+        linger_s: float,
+    ) -> None:
+        """Serve ``feed`` to ``scheduler``, then take publications for ``linger_s`` seconds more."""
+        self.stop_requested = False
+        """Set from a signal handler to end the run after the next step."""
+        self.on_registered: Callable[[], None] | None = None
+        """Called once, when publications are taken for the first time."""
+        self._subscription = subscription
+        self._feed = feed
+        self._scheduler = scheduler
+        self._policy = policy
+        self._linger_s = linger_s
+        self._end: float | None = None
+        self._told_idle = False
+
+    def next_message(self) -> Message:
+        """Return what the next step has to work off, waiting for it if there is nothing to do at all."""
+        while True:
+            self._announce()
+            now = time.monotonic()
+            items: list[Request | Update | Stop] = [*self._feed.take(now, self._scheduler.unfinished)]
+            update = self._subscription.poll()
+            if update is not None:
+                items.append(update)
+            working = self._scheduler.unfinished > 0 or self._policy.draining
+            if self.stop_requested or self._is_over(now, busy=bool(items) or working):
+                items.append(Stop())
+            if items or working:
+                self._told_idle = False
+                return Message(items, time.monotonic_ns())
+            self._rest(now)
+
+    def after_step(self, *, settled: bool) -> None:
+        """Tell publishers how the step ended; ``settled`` says whether an update was applied or rejected in it."""
+        if settled or self._policy.draining:
+            self._subscription.acknowledge(self._policy.report())
+        else:
+            self._subscription.refresh(self._policy.report)
+
+    def _announce(self) -> None:
+        """Say that publications are taken, as soon as they are."""
+        if self.on_registered is not None and self._subscription.registered:
+            self.on_registered()
+            self.on_registered = None
+
+    def _is_over(self, now: float, *, busy: bool) -> bool:
+        """Tell whether the workload is done and the time to linger is up; nothing may be left half done."""
+        if busy or not self._feed.exhausted:
+            return False
+        if self._end is None:
+            self._end = now + self._linger_s
+        return now >= self._end
+
+    def _rest(self, now: float) -> None:
+        """Sleep until a publication, the next arrival or the end of the run."""
+        if not self._told_idle:
+            self._told_idle = True
+            self._subscription.refresh(self._policy.report, idle=True)
+        due = self._feed.next_due()
+        wake_at = due if due is not None else self._end
+        look_up = now + _LOOK_UP_S
+        self._subscription.wait(look_up if wake_at is None else min(wake_at, look_up))
