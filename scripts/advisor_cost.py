@@ -22,7 +22,7 @@ from kvcached.policy import RetentionPolicy
 from kvcached.rig.advisor_hook import AdvisedRank
 from kvcached.rig.block_cache import BlockCache
 from kvcached.rig.chats import CHAT_BLOCK_TOKENS, generate_chats
-from kvcached.rig.kv_rows import KvPages
+from kvcached.rig.kv_rows import KvRows
 from kvcached.rig.request import Request
 from kvcached.rig.scheduler import Scheduler, Sequence
 
@@ -63,7 +63,7 @@ class Recording:
 def record_chats(seed: int) -> tuple[Recording, int]:
     """Run generated chats through the rig's scheduler; return the recording and the number of prompt blocks."""
     cache = BlockCache(LARGEST // CHAT_BLOCK_TOKENS, CHAT_BLOCK_TOKENS)
-    scheduler = Scheduler(cache, KvPages(LARGEST // CHAT_BLOCK_TOKENS, CHAT_BLOCK_TOKENS))
+    scheduler = Scheduler(cache, KvRows(LARGEST // CHAT_BLOCK_TOKENS, CHAT_BLOCK_TOKENS))
     policy = RetentionPolicy(cache, LIMIT)
     scheduler.watcher = recording = Recording()
     blocks = 0

@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # spelled out, because importing typing costs the command
 if TYPE_CHECKING:
     from kvcached.control.api import get_instances, set_prefix_cache_retention_limit
     from kvcached.errors import KvcachedError
-    from kvcached.ledger.binding import NativeLibraryError
+    from kvcached.ledger import NativeLibraryError
     from kvcached.ledger.directory import LedgerDirectoryError
     from kvcached.ledger.instances import InstanceStatus, MemberStatus, ReplicaStatus
     from kvcached.ledger.results import (
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _FROM = {
-    "kvcached.ledger.binding": ("NativeLibraryError",),
+    "kvcached.ledger": ("NativeLibraryError",),
     "kvcached.control.api": ("get_instances", "set_prefix_cache_retention_limit"),
     "kvcached.errors": ("KvcachedError",),
     "kvcached.ledger.instances": ("InstanceStatus", "MemberStatus", "ReplicaStatus"),

@@ -2,3 +2,7 @@
 
 ``binding`` alone knows the native library; ``directory`` opens files through it; everything else goes through those.
 """
+
+from kvcached.ledger.binding import ACKNOWLEDGED, PUBLISHED, AuditRecord, Handle, NativeLibraryError
+
+__all__ = ["ACKNOWLEDGED", "PUBLISHED", "AuditRecord", "Handle", "NativeLibraryError"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcached.ledger.directory import Fault
-from kvcached.ledger.not_found import nobody
+from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.replicas import find_conflict
 from kvcached.ledger.results import PublicationStatus
 from kvcached.ledger.snapshot import Snapshot, look_at, unwritable
@@ -58,7 +58,7 @@ def look_up(
     replicas = snapshot.of(instance_name).replicas
     refused = tuple(f"{refusal.path}: {refusal.reason}" for refusal in snapshot.refusals)
     if not replicas:
-        missing = nobody(snapshot, instance_name)
+        missing = not_found_message(snapshot, instance_name)
         return Obstacle(PublicationStatus.UNAVAILABLE, (missing, *(text for text in refused if text not in missing)))
     conflict = find_conflict(replicas)
     if conflict is not None:
@@ -72,7 +72,7 @@ def look_up(
 
 def unusable(ledger_dir: str, error: LedgerDirectoryError) -> str:
     """Return a sentence about a directory that could not be opened, and what there is instead."""
-    return nobody(Snapshot(ledger_dir, reason=str(error), fault=error.fault))
+    return not_found_message(Snapshot(ledger_dir, reason=str(error), fault=error.fault))
 
 
 def _blind(snapshot: Snapshot) -> str:

@@ -18,7 +18,7 @@ NAMED_INSTANCES = 8
 """How many instances are named; a directory may have many."""
 
 
-def names_there(names: Iterable[str]) -> str:
+def live_names_remark(names: Iterable[str]) -> str:
     """Return a remark that names the instances that are live instead, or an empty text if there are none."""
     there = sorted(set(names))
     more = len(there) - NAMED_INSTANCES
@@ -26,20 +26,20 @@ def names_there(names: Iterable[str]) -> str:
     return f"; live there: {named}" if there else ""
 
 
-def nobody(snapshot: Snapshot, wanted: str = "", *, pattern: bool = False) -> str:
+def not_found_message(snapshot: Snapshot, wanted: str = "", *, pattern: bool = False) -> str:
     """Return a sentence about an instance, or a pattern, that is not among the live ones of a whole snapshot.
 
     It names those who are there instead; where nobody is, it says how to start one and which other directories exist.
     """
     path = snapshot.path
     if snapshot.fault is not None:
-        return f"{snapshot.reason}{_how_to_start(snapshot)}{elsewhere(path)}"
+        return f"{snapshot.reason}{_how_to_start(snapshot)}{other_directories_remark(path)}"
     who = f"no live instance {'matches ' if pattern else ''}{wanted!r}" if wanted else "no live instance"
     if snapshot.names:
-        return f"{who} in {path}{names_there(snapshot.names)}"
+        return f"{who} in {path}{live_names_remark(snapshot.names)}"
     if snapshot.unseen:
         return f"{who} was seen in {path}, but not everything could be looked at: {'; '.join(snapshot.unseen)}"
-    return f"{who} in {path}{_how_to_start(snapshot)}{elsewhere(path)}"
+    return f"{who} in {path}{_how_to_start(snapshot)}{other_directories_remark(path)}"
 
 
 def _how_to_start(snapshot: Snapshot) -> str:
@@ -49,7 +49,7 @@ def _how_to_start(snapshot: Snapshot) -> str:
     return "; start an engine with the plugin, or try one: python -m kvcached.rig --linger 60"
 
 
-def elsewhere(path: str) -> str:
+def other_directories_remark(path: str) -> str:
     """Return a remark that names the other users' default ledger directories, or an empty text if there are none."""
     others = other_default_dirs(path)
     return f"; other ledger directories here: {', '.join(others)}" if others else ""

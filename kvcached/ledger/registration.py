@@ -92,7 +92,7 @@ class Registration:
             ledger.handle.acknowledge(report)
         self.ledgers[0].handle.ring(binding.ACKNOWLEDGED)
 
-    def faults(self, revision: int) -> list[Fault]:
+    def faults(self, revision: int) -> list[MemberFault]:
         """Return what keeps publishers from reaching this registration, whose words once had ``revision``."""
         return [fault for ledger in self.ledgers if (fault := _fault_of(ledger, revision)) is not None]
 
@@ -112,7 +112,7 @@ class Registration:
 
 
 @dataclass(frozen=True)
-class Fault:
+class MemberFault:
     """Why publishers cannot reach one member of a registration. ``damaged``: the file itself is spoilt."""
 
     gpu: str
@@ -121,18 +121,18 @@ class Fault:
     damaged: bool
 
 
-def _fault_of(ledger: Ledger, revision: int) -> Fault | None:
+def _fault_of(ledger: Ledger, revision: int) -> MemberFault | None:
     try:
         reason = ledger.handle.check(ledger.path, revision)
     except binding.DamagedLedgerError:
-        return Fault(ledger.gpu, ledger.handle.file, "was cut or overwritten", damaged=True)
+        return MemberFault(ledger.gpu, ledger.handle.file, "was cut or overwritten", damaged=True)
     except OSError:
         return None  # it could not be looked at, which says nothing about the file
-    return None if reason is None else Fault(ledger.gpu, ledger.handle.file, reason, damaged=False)
+    return None if reason is None else MemberFault(ledger.gpu, ledger.handle.file, reason, damaged=False)
 
 
 def register(
-    identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desired: Update, damaged: Sequence[Fault] = ()
+    identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desired: Update, damaged: Sequence[MemberFault] = ()
 ) -> Registration:
     """Register a replica in the ledgers of all its GPUs, making directory and files where they are missing.
 
@@ -176,7 +176,7 @@ class _RivalError(Exception):
 
 
 def _register_once(
-    identity: Identity, gpus: Sequence[str], ledger_dir: str, desired: Update, damaged: Sequence[Fault]
+    identity: Identity, gpus: Sequence[str], ledger_dir: str, desired: Update, damaged: Sequence[MemberFault]
 ) -> Registration:
     with LedgerDirectory(ledger_dir, writable=True, create=_may_create(ledger_dir)) as directory:
         directory.lock(time.monotonic() + LOCK_PATIENCE_S)

@@ -21,7 +21,7 @@ from kvcached.values import UNLIMITED, Outcome, Report, Update
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvcached.ledger.registration import Fault, Registration, SlotPlace
+    from kvcached.ledger.registration import MemberFault, Registration, SlotPlace
     from kvcached.values import Identity
 
 HOUSEKEEPING_S = 1.0
@@ -78,7 +78,7 @@ class Subscription:
         self._lock = threading.Lock()  # guards the registration and all of the above but what poll reads
         self._handles = threading.Lock()  # held while wait uses a registration: nobody closes it meanwhile
         self._registration: Registration | None = None
-        self._damaged: tuple[Fault, ...] = ()  # files that the next registration sets aside
+        self._damaged: tuple[MemberFault, ...] = ()  # files that the next registration sets aside
         self._stopping = threading.Event()
         self._registered = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="kvcached-watcher", daemon=True)
@@ -278,7 +278,7 @@ class Subscription:
             if old is not None:
                 self._dispose(old)
 
-    def _retire(self, registration: Registration, faults: Sequence[Fault]) -> None:
+    def _retire(self, registration: Registration, faults: Sequence[MemberFault]) -> None:
         """Give up slots that publishers cannot reach, without losing what was published into them."""
         for fault in faults:
             _log.warning("the ledger of %s %s; registering again", fault.gpu, fault.reason)

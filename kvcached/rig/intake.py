@@ -62,7 +62,7 @@ class PublicationSource(Protocol):
         """Take no more publications."""
 
 
-class Source:
+class Intake:
     """Gathers the items of each step on rank 0, sleeping while there are none."""
 
     def __init__(

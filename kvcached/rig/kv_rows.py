@@ -12,7 +12,7 @@ class CorruptBlockError(AssertionError):
     """A block that was handed out as a hit does not hold what was written for its key."""
 
 
-class KvPages:
+class KvRows:
     """One row per block; every word of a row carries the key of the tokens that were computed into it."""
 
     def __init__(self, blocks: int, block_tokens: int) -> None:

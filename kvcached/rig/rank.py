@@ -9,7 +9,7 @@ from kvcached.rig.block_cache import BlockCache
 from kvcached.rig.cache_digest import CacheDigest
 from kvcached.rig.injected_faults import FailingCache
 from kvcached.rig.intake import Stop
-from kvcached.rig.kv_rows import KvPages
+from kvcached.rig.kv_rows import KvRows
 from kvcached.rig.rank_record import Recorder
 from kvcached.rig.request import Request
 from kvcached.rig.scheduler import Scheduler
@@ -28,7 +28,7 @@ class Rank:
         self.cache = _make_cache(config)
         limit = UNLIMITED if config.settings.disabled else config.settings.startup_limit_tokens
         self.policy = RetentionPolicy(self.cache, limit, chunk_tokens=config.chunk_tokens)
-        pages = KvPages(self.cache.capacity_tokens() // config.block_tokens, config.block_tokens)
+        pages = KvRows(self.cache.capacity_tokens() // config.block_tokens, config.block_tokens)
         self.scheduler = Scheduler(self.cache, pages, step_tokens=config.step_tokens)
         self._digest = CacheDigest(self.cache)
         self._config = config

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvcached.rig.block_cache import ROOT_KEY, BlockCache, chain_keys
 
 if TYPE_CHECKING:
-    from kvcached.rig.kv_rows import KvPages
+    from kvcached.rig.kv_rows import KvRows
     from kvcached.rig.request import Request
 
 DEFAULT_STEP_TOKENS = 16384
@@ -65,7 +65,7 @@ class Watcher(Protocol):
 class Scheduler:
     """Waiting and running requests of one rank, and the steps that work them off."""
 
-    def __init__(self, cache: BlockCache, pages: KvPages, *, step_tokens: int = DEFAULT_STEP_TOKENS) -> None:
+    def __init__(self, cache: BlockCache, pages: KvRows, *, step_tokens: int = DEFAULT_STEP_TOKENS) -> None:
         """Schedule over ``cache``, computing into ``pages`` at most ``step_tokens`` tokens a step."""
         self.counts = Counts()
         self.watcher: Watcher | None = None

@@ -17,7 +17,7 @@ import torch
 from kvcached.ledger.registration import InstanceNameTakenError
 from kvcached.ledger.subscription import Subscription
 from kvcached.rig.advisor_hook import open_advised
-from kvcached.rig.intake import PublicationSource, Source
+from kvcached.rig.intake import Intake, PublicationSource
 from kvcached.rig.null_subscription import NoSubscription
 from kvcached.rig.rank import Rank
 from kvcached.rig.request_feed import Feed
@@ -98,7 +98,7 @@ def _lead(
     """Run rank 0, the only one that knows of the ledger, the workload and the clock; return how many collectives."""
     subscription = _subscribe(config)
     feed = Feed(arrivals, config.speed)
-    source = Source(subscription, feed, worker.scheduler, worker.policy, config.linger_s)
+    source = Intake(subscription, feed, worker.scheduler, worker.policy, config.linger_s)
     source.on_registered = lambda: launcher.send(Ready())
     signal.signal(signal.SIGTERM, lambda _signal, _frame: setattr(source, "stop_requested", True))
     subscription.start()

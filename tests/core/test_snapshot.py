@@ -19,7 +19,7 @@ from support.toys import identity
 from kvcached.ledger import binding
 from kvcached.ledger.directory import Fault, LedgerDirectory, LedgerDirectoryError
 from kvcached.ledger.instances import get_instances
-from kvcached.ledger.not_found import nobody, other_default_dirs
+from kvcached.ledger.not_found import not_found_message, other_default_dirs
 from kvcached.ledger.snapshot import FileState, Snapshot, look_again, look_at, open_snapshot, take_snapshot, unwritable
 from kvcached.values import Update
 
@@ -205,13 +205,13 @@ def test_looking_again_reads_open_ledgers_anew(subscribe: Callable[..., Subscrip
 
 def test_who_found_nobody_is_told_who_is_there(subscribe: Callable[..., Subscription], ledger_dir: Path) -> None:
     """A mistyped name is answered with the live ones; an empty directory with how to start an engine."""
-    assert "python -m kvcached.rig" in nobody(take_snapshot(str(ledger_dir)), "chta")
-    assert "python -m kvcached.rig" in nobody(take_snapshot(f"{ledger_dir}/none"))
+    assert "python -m kvcached.rig" in not_found_message(take_snapshot(str(ledger_dir)), "chta")
+    assert "python -m kvcached.rig" in not_found_message(take_snapshot(f"{ledger_dir}/none"))
     subscribe("chat", ("cpu-0",))
     subscribe("code", ("cpu-0",))
     snapshot = take_snapshot(str(ledger_dir))
-    assert nobody(snapshot, "chta") == f"no live instance 'chta' in {ledger_dir}; live there: chat, code"
-    assert nobody(snapshot, "x*", pattern=True).startswith("no live instance matches 'x*' in ")
+    assert not_found_message(snapshot, "chta") == f"no live instance 'chta' in {ledger_dir}; live there: chat, code"
+    assert not_found_message(snapshot, "x*", pattern=True).startswith("no live instance matches 'x*' in ")
 
 
 def test_only_directories_of_their_owner_are_default_ones(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvcached.rig.block_cache import BlockCache, CacheFullError, IntegrityError, chain_keys
-from kvcached.rig.kv_rows import CorruptBlockError, KvPages
+from kvcached.rig.kv_rows import CorruptBlockError, KvRows
 
 BLOCK_TOKENS = 16
 
@@ -221,7 +221,7 @@ def test_keys_stand_for_the_whole_prefix() -> None:
 
 def test_pages_tell_a_wrong_block() -> None:
     """A hit on a block whose tensor row holds something else is an error that names the block."""
-    pages = KvPages(4, BLOCK_TOKENS)
+    pages = KvRows(4, BLOCK_TOKENS)
     pages.write([2, 3], [7, -8])
     pages.verify([2, 3], [7, -8])
     with pytest.raises(CorruptBlockError, match=r"\[3\]"):

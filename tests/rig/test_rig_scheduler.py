@@ -14,7 +14,7 @@ from kvcached.policy import RetentionPolicy
 from kvcached.rig.block_cache import BlockCache, chain_keys
 from kvcached.rig.cache_digest import CacheDigest
 from kvcached.rig.injected_faults import FailingCache
-from kvcached.rig.kv_rows import KvPages
+from kvcached.rig.kv_rows import KvRows
 from kvcached.rig.request import Request
 from kvcached.rig.scheduler import Scheduler
 from kvcached.values import UNLIMITED, Outcome, Update
@@ -28,7 +28,7 @@ class Engine:
     def __init__(self, cache: BlockCache, limit: int = UNLIMITED, step_tokens: int = 1024, chunk: int = 65536) -> None:
         self.cache = cache
         blocks = cache.capacity_tokens() // cache.block_tokens
-        self.scheduler = Scheduler(cache, KvPages(blocks, cache.block_tokens), step_tokens=step_tokens)
+        self.scheduler = Scheduler(cache, KvRows(blocks, cache.block_tokens), step_tokens=step_tokens)
         self.policy = RetentionPolicy(cache, limit, chunk_tokens=chunk)
         self.requests = 0
 

@@ -28,7 +28,7 @@ from kvcached.control.rendering.text import (
     width_of,
 )
 from kvcached.ledger.directory import LedgerDirectoryError
-from kvcached.ledger.not_found import nobody
+from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.snapshot import take_snapshot
 from kvcached.settings import choose_ledger_dir
 
@@ -102,7 +102,7 @@ def _only_instance(directory: str) -> str:
     names = snapshot.names
     if len(names) != 1:
         several = f"there are {', '.join(names)} in {directory}; name one with --instance"
-        raise NoInstanceError(several if names else nobody(snapshot))
+        raise NoInstanceError(several if names else not_found_message(snapshot))
     return names[0]
 
 

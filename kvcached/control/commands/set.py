@@ -152,7 +152,7 @@ def _matching(arguments: argparse.Namespace, directory: str) -> list[str]:
     """Return the live instances that are meant; say so if there are none, or if some could not be looked for."""
     from fnmatch import fnmatchcase  # noqa: PLC0415 - only for a pattern
 
-    from kvcached.ledger.not_found import nobody  # noqa: PLC0415
+    from kvcached.ledger.not_found import not_found_message  # noqa: PLC0415
     from kvcached.ledger.snapshot import take_snapshot  # noqa: PLC0415
 
     if arguments.if_revision is not None or arguments.if_incarnation is not None:
@@ -161,7 +161,7 @@ def _matching(arguments: argparse.Namespace, directory: str) -> list[str]:
     snapshot = take_snapshot(directory)
     names = [name for name in snapshot.names if fnmatchcase(name, arguments.instance)]
     if not names:
-        problem = nobody(snapshot, arguments.instance, pattern=True)
+        problem = not_found_message(snapshot, arguments.instance, pattern=True)
         if arguments.json:
             print(json.dumps({"results": [], "error": problem}))
         complain(f"unavailable: {problem}")

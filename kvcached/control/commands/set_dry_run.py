@@ -8,7 +8,7 @@ import sys
 from kvcached.control import exit_codes
 from kvcached.control.queries.forecast import Conditions, forecast
 from kvcached.control.queries.instance_patterns import is_pattern
-from kvcached.control.rendering.status_table import look_of
+from kvcached.control.rendering.status_table import display_of
 from kvcached.control.rendering.table import Cell, Table
 from kvcached.control.rendering.text import ACTIVE, BUSY, FAINT, IDLE, STRONG, complain, count, limit_text
 from kvcached.limits import format_limit
@@ -36,7 +36,7 @@ def run_dry(arguments: argparse.Namespace, names: Sequence[str], directory: str)
 
 
 def _print(forecasts: Sequence[Forecast]) -> None:
-    look = look_of(sys.stdout)
+    display = display_of(sys.stdout)
     table = Table(left_columns=frozenset({0}))
     table.add(*(Cell(heading, FAINT) for heading in _HEADINGS))
     possible = [entry for entry in forecasts if entry.replicas]
@@ -55,7 +55,7 @@ def _print(forecasts: Sequence[Forecast]) -> None:
         unchanged = all(entry.unchanged for entry in possible)
         said = "is desired already, and nothing would be published" if unchanged else "would be published"
         print(f"{format_limit(forecasts[0].limit_tokens)} {said}; nothing was written")
-        print("\n".join(table.lines(look.width, colour=look.colour)))
+        print("\n".join(table.lines(display.width, colour=display.colour)))
     for entry in forecasts:
         problems = [
             *([] if entry.status == "accepted" else [f"{entry.instance_name}: {entry.status}"]),

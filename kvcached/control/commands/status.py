@@ -9,7 +9,7 @@ from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_json, add_ledger_dir, instance_name
 from kvcached.control.queries.directory_view import view_of
 from kvcached.control.rendering.text import complain
-from kvcached.ledger.not_found import nobody
+from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.snapshot import open_snapshot
 from kvcached.settings import choose_ledger_dir
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from kvcached.control.queries.directory_view import View
-    from kvcached.control.queries.publication_history import History
+    from kvcached.control.queries.publication_history import PublicationHistory
     from kvcached.ledger.snapshot import Snapshot
 
 EPILOG = """\
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if snapshot.fault is not None:
         if arguments.json:
             print(json.dumps({"ledger_dir": path, "instances": [], "error": snapshot.reason}))
-        complain(nobody(snapshot))
+        complain(not_found_message(snapshot))
         return exit_codes.UNAVAILABLE
     view = view_of(snapshot, arguments.instance)
     if arguments.json:
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _conclude(view, arguments.instance)
 
 
-def _read_history(snapshot: Snapshot, arguments: argparse.Namespace) -> History | None:
+def _read_history(snapshot: Snapshot, arguments: argparse.Namespace) -> PublicationHistory | None:
     if not arguments.history:
         return None
     from kvcached.control.queries.publication_history import read_history  # noqa: PLC0415 - only when asked for
@@ -71,7 +71,7 @@ def _read_history(snapshot: Snapshot, arguments: argparse.Namespace) -> History 
     return read_history(snapshot, arguments.instance)
 
 
-def _to_dict(path: str, view: View, history: History | None) -> dict[str, Any]:
+def _to_dict(path: str, view: View, history: PublicationHistory | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"ledger_dir": path, "instances": [instance.to_dict() for instance in view.instances]}
     if history is not None:
         fields["history"] = [publication.to_dict() for publication in history.publications]
@@ -79,15 +79,18 @@ def _to_dict(path: str, view: View, history: History | None) -> dict[str, Any]:
     return fields
 
 
-def _print(view: View, history: History | None, wanted: str | None) -> None:
-    from kvcached.control.rendering.status_table import board_lines, look_of  # noqa: PLC0415 - for people's output only
+def _print(view: View, history: PublicationHistory | None, wanted: str | None) -> None:
+    from kvcached.control.rendering.status_table import (  # noqa: PLC0415 - for people's output only
+        display_of,
+        status_lines,
+    )
 
-    look = look_of(sys.stdout)
-    lines = board_lines(view.instances, look) if view.instances else []
+    display = display_of(sys.stdout)
+    lines = status_lines(view.instances, display) if view.instances else []
     if history is not None:
         from kvcached.control.queries.publication_history import history_lines  # noqa: PLC0415 - only when asked for
 
-        lines += [*([""] if lines else []), *history_lines(history, look, wanted)]
+        lines += [*([""] if lines else []), *history_lines(history, display, wanted)]
     if lines:
         print("\n".join(lines))
 
@@ -96,8 +99,8 @@ def _conclude(view: View, wanted: str | None) -> int:
     """Name what could not be read, and what was not found."""
     for problem in view.problems:
         complain(problem)
-    if view.nobody:
-        complain(view.nobody)
+    if view.not_found:
+        complain(view.not_found)
         if wanted:
             return exit_codes.UNAVAILABLE
     return exit_codes.PROBLEM if view.problems else exit_codes.OK

@@ -60,10 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
         with closing(follow(path, arguments.instance, arguments.interval)) as views:  # type: ignore[type-var]
             _show(views, path, arguments)
     except LedgerDirectoryError:
-        from kvcached.ledger.not_found import nobody  # noqa: PLC0415 - for this error only
+        from kvcached.ledger.not_found import not_found_message  # noqa: PLC0415 - for this error only
         from kvcached.ledger.snapshot import take_snapshot  # noqa: PLC0415
 
-        complain(nobody(take_snapshot(path)))
+        complain(not_found_message(take_snapshot(path)))
         return exit_codes.UNAVAILABLE
     except KeyboardInterrupt:
         return exit_codes.OK
@@ -105,7 +105,7 @@ def _telling(views: Iterator[View]) -> Iterator[View]:
     """Say on standard error, once each, that nobody is there and what else is wrong."""
     said: list[str] = []
     for view in views:
-        texts = [*view.problems, *([view.nobody] if view.nobody else [])]
+        texts = [*view.problems, *([view.not_found] if view.not_found else [])]
         for text in texts:
             if text not in said:
                 complain(text)
@@ -122,12 +122,15 @@ def _without_age(instance: dict[str, Any] | None) -> list[Any] | None:
 
 def _print_boards(views: Iterator[View]) -> None:
     """Print the board whenever something but an age changed."""
-    from kvcached.control.rendering.status_table import board_lines, look_of  # noqa: PLC0415 - for people's output only
+    from kvcached.control.rendering.status_table import (  # noqa: PLC0415 - for people's output only
+        display_of,
+        status_lines,
+    )
 
     before = None
-    look = look_of(sys.stdout)
+    display = display_of(sys.stdout)
     for view in _telling(views):
         now = [_without_age(instance.to_dict()) for instance in view.instances]
         if now and now != before:
-            print("\n".join([*board_lines(view.instances, look), ""]), flush=True)
+            print("\n".join([*status_lines(view.instances, display), ""]), flush=True)
         before = now

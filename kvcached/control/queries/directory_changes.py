@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvcached.control.queries.directory_view import View, view_of
-from kvcached.ledger import binding
+from kvcached.ledger import ACKNOWLEDGED, PUBLISHED, Handle
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError, Refusal
 from kvcached.ledger.snapshot import look_again, look_at
 
@@ -37,7 +37,7 @@ class Doorbells:
         self._threads = [
             threading.Thread(target=self._listen, args=(ledger.handle, bell), daemon=True)
             for ledger in ledgers
-            for bell in (binding.PUBLISHED, binding.ACKNOWLEDGED)
+            for bell in (PUBLISHED, ACKNOWLEDGED)
         ]
         for thread in self._threads:
             thread.start()
@@ -48,7 +48,7 @@ class Doorbells:
         self._rung.clear()
         return rung
 
-    def _listen(self, handle: binding.Handle, bell: int) -> None:
+    def _listen(self, handle: Handle, bell: int) -> None:
         with suppress(OSError):  # a ledger that was cut rings no more; the look by the clock finds it
             seen = handle.bell(bell)
             while not self._stopping.is_set():

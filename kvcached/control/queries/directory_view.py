@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcached.ledger.instances import statuses_of
-from kvcached.ledger.not_found import nobody
+from kvcached.ledger.not_found import not_found_message
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """One look. ``conflict`` is a sentence if two live engines claim one name, ``nobody`` one if there are none."""
+    """One look. ``conflict`` is a sentence if two live engines claim one name, ``not_found`` one if there are none."""
 
     instances: tuple[InstanceStatus, ...]
     refusals: tuple[Refusal, ...]
     conflict: str | None = None
-    nobody: str = ""
+    not_found: str = ""
 
     @property
     def problems(self) -> list[str]:
@@ -33,5 +33,5 @@ class View:
 def view_of(snapshot: Snapshot, wanted: str | None = None) -> View:
     """Return what a look at a directory shows to users, of one instance or of all."""
     shown = snapshot.of(wanted) if wanted else snapshot
-    missing = "" if shown.replicas else nobody(snapshot, wanted or "")
+    missing = "" if shown.replicas else not_found_message(snapshot, wanted or "")
     return View(statuses_of(shown.replicas), snapshot.refusals, shown.conflict, missing)

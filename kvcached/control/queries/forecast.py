@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcached.ledger import NativeLibraryError
 from kvcached.ledger.addressees import Obstacle, look_up, unusable, warnings_for
-from kvcached.ledger.binding import NativeLibraryError
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.values import Outcome, kept_tokens
 

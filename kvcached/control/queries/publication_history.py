@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from kvcached.control.rendering.status_table import Look
-    from kvcached.ledger.binding import AuditRecord
+    from kvcached.control.rendering.status_table import Display
+    from kvcached.ledger import AuditRecord
     from kvcached.ledger.snapshot import Snapshot
 
 _NS = 1_000_000_000
@@ -27,7 +27,7 @@ RECORDS = 64
 
 
 @dataclass(frozen=True)
-class Publication:
+class RecordedPublication:
     """One publication; ``members`` is how many ledgers recorded it."""
 
     record: AuditRecord
@@ -50,23 +50,23 @@ class Publication:
 
 
 @dataclass(frozen=True)
-class History:
+class PublicationHistory:
     """What the record holds, oldest first; ``complete`` is False where older publications have left it, or may have."""
 
-    publications: tuple[Publication, ...]
+    publications: tuple[RecordedPublication, ...]
     complete: bool
 
 
-def read_history(snapshot: Snapshot, instance_name: str | None) -> History:
+def read_history(snapshot: Snapshot, instance_name: str | None) -> PublicationHistory:
     """Return the recorded publications, also to instances that have ended since."""
     records = [list(reversed(ledger.handle.audits())) for ledger in snapshot.ledgers]
     ordered = _in_order(records)
     shown = tuple(one for one in ordered if instance_name is None or one.record.instance_name == instance_name)
     full = any(len(record) >= RECORDS for record in records)
-    return History(shown, not full and not _is_behind(shown, snapshot, instance_name))
+    return PublicationHistory(shown, not full and not _is_behind(shown, snapshot, instance_name))
 
 
-def _is_behind(shown: Sequence[Publication], snapshot: Snapshot, instance_name: str | None) -> bool:
+def _is_behind(shown: Sequence[RecordedPublication], snapshot: Snapshot, instance_name: str | None) -> bool:
     """Return whether revisions are in force that the record does not hold, as after a ledger was replaced."""
     recorded: dict[str, set[int]] = {}
     for publication in shown:
@@ -82,7 +82,7 @@ def _is_behind(shown: Sequence[Publication], snapshot: Snapshot, instance_name: 
     )
 
 
-def _in_order(records: Sequence[Sequence[AuditRecord]]) -> list[Publication]:
+def _in_order(records: Sequence[Sequence[AuditRecord]]) -> list[RecordedPublication]:
     """Return the publications of all ledgers, each once, in the order in which the ledgers recorded them.
 
     A clock may have been set back. Each ledger knows its own order; the clock decides between ledgers only, and where
@@ -101,7 +101,7 @@ def _in_order(records: Sequence[Sequence[AuditRecord]]) -> list[Publication]:
     while found:
         key = heappop(free) if free else min(found)
         if key in found:
-            ordered.append(Publication(found.pop(key), members[key]))
+            ordered.append(RecordedPublication(found.pop(key), members[key]))
             for later in after[key]:
                 waits[later] -= 1
                 if not waits[later]:
@@ -114,7 +114,7 @@ def _key(record: AuditRecord) -> tuple[Any, ...]:
     return record.when_ns, record.uid, record.pid, record.instance_name, update.revision, update.limit_tokens
 
 
-def history_lines(history: History, look: Look, wanted: str | None) -> list[str]:
+def history_lines(history: PublicationHistory, display: Display, wanted: str | None) -> list[str]:
     """Return the history as a table for people, in local time, and below it what is not known any more."""
     table = Table(left_columns=frozenset({0, 1, 4}))
     table.add(*(Cell(heading, FAINT) for heading in ("INSTANCE", "WHEN", "OLD", "NEW", "WHO")))
@@ -130,12 +130,12 @@ def history_lines(history: History, look: Look, wanted: str | None) -> list[str]
         )
         if record.note:
             table.remark(f"note: {record.note}", FAINT)
-    lines = list(table.lines(look.width, colour=look.colour)) if history.publications else []
+    lines = list(table.lines(display.width, colour=display.colour)) if history.publications else []
     if history.complete:
         return lines or [f"nothing was published{f' to {wanted}' if wanted else ''} yet"]
     keeps = f"the record keeps the last {RECORDS} publications of each GPU, to all instances together"
     gone = "older ones are gone" if lines else f"none{f' to {wanted}' if wanted else ''} is left in it"
-    return [*lines, styled(f"{keeps}; {gone}", FAINT, colour=look.colour)]
+    return [*lines, styled(f"{keeps}; {gone}", FAINT, colour=display.colour)]
 
 
 def _user(uid: int) -> str:

@@ -11,7 +11,7 @@ from kvcached.advisor.page import STOPPED, PageError
 from kvcached.advisor.page_file import read_page
 from kvcached.control.rendering.text import printable
 from kvcached.ledger.directory import LedgerDirectory
-from kvcached.ledger.not_found import nobody
+from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.registration import SlotPlace
 from kvcached.ledger.replicas import find_conflict
 from kvcached.ledger.snapshot import look_at
@@ -151,7 +151,7 @@ def advise_instance(instance_name: str, ledger_dir: str, goal: Goal, window: str
     with LedgerDirectory(ledger_dir, writable=False) as directory:
         snapshot = look_at(directory)
         replicas = snapshot.of(instance_name).replicas
-        problem = find_conflict(replicas) if replicas else nobody(snapshot, instance_name)
+        problem = find_conflict(replicas) if replicas else not_found_message(snapshot, instance_name)
         if problem:
             raise NoInstanceError(problem)
         return tuple(_advise_replica(directory, replica, goal, window) for replica in replicas)

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from kvcached.ledger import binding
+from kvcached.ledger import ACKNOWLEDGED
 from kvcached.ledger.publication import SUPERSEDED, Rejection
 from kvcached.ledger.snapshot import look_again, open_snapshot
 from kvcached.values import UNLIMITED, Outcome, kept_tokens
@@ -84,7 +84,7 @@ class _Waiter:
         """Watch the ledgers of one look at the directory; None when they have to be looked up anew."""
         while True:
             try:
-                bells = {ledger.gpu: ledger.handle.bell(binding.ACKNOWLEDGED) for ledger in snapshot.ledgers}
+                bells = {ledger.gpu: ledger.handle.bell(ACKNOWLEDGED) for ledger in snapshot.ledgers}
             except OSError:  # one was cut in this moment: its engine makes a new one
                 time.sleep(max(0.0, min(SLICE_S, self._deadline - time.monotonic())))
                 return None
@@ -104,7 +104,7 @@ class _Waiter:
         slice_end = min(self._deadline, time.monotonic() + SLICE_S)
         if ledger is not None and ledger.is_current():
             with suppress(OSError):  # lost in this moment: the rest of the slice is slept
-                ledger.handle.wait(binding.ACKNOWLEDGED, bells[ledger.gpu], slice_end)
+                ledger.handle.wait(ACKNOWLEDGED, bells[ledger.gpu], slice_end)
                 return
         time.sleep(max(0.0, slice_end - time.monotonic()))
 

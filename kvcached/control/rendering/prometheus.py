@@ -16,8 +16,8 @@ from kvcached.control import exit_codes
 from kvcached.control.queries.directory_view import View, view_of
 from kvcached.control.rendering.status_remarks import newest_desired
 from kvcached.control.rendering.text import complain
-from kvcached.ledger.binding import NativeLibraryError
-from kvcached.ledger.not_found import nobody
+from kvcached.ledger import NativeLibraryError
+from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.snapshot import take_snapshot
 from kvcached.values import Outcome
 
@@ -167,7 +167,7 @@ def print_once(path: str, *, older: bool = False) -> int:
         complain(f"{error}; see kvcached-control doctor")
         return exit_codes.UNAVAILABLE
     if snapshot.fault is not None:
-        complain(nobody(snapshot))
+        complain(not_found_message(snapshot))
         return exit_codes.UNAVAILABLE
     return exit_codes.OK
 

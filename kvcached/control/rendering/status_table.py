@@ -49,7 +49,7 @@ _OUTCOME_STYLES = {
 
 
 @dataclass(frozen=True)
-class Look:
+class Display:
     """What the place to print to can show."""
 
     width: int | None
@@ -58,10 +58,10 @@ class Look:
     sparks: str
 
 
-def look_of(stream: TextIO) -> Look:
+def display_of(stream: TextIO) -> Display:
     """Return what ``stream`` can show."""
     fine = can_show(stream, BLOCKS + SPARKS)
-    return Look(
+    return Display(
         width_of(stream),
         wants_colour(stream),
         BLOCKS if fine else PLAIN_BLOCKS,
@@ -69,9 +69,9 @@ def look_of(stream: TextIO) -> Look:
     )
 
 
-def board_lines(
+def status_lines(
     instances: Sequence[InstanceStatus],
-    look: Look,
+    display: Display,
     histories: Mapping[tuple[str, int], Sequence[int]] | None = None,
 ) -> list[str]:
     """Return the board's lines; ``histories`` are idle tokens over time by instance name and replica."""
@@ -80,14 +80,14 @@ def board_lines(
     table.add(*(Cell(heading, FAINT) for heading in _SECOND_HEADINGS))
     for instance in instances:
         for replica in instance.replicas:
-            _add_replica(table, instance, replica, look)
+            _add_replica(table, instance, replica, display)
             history = (histories or {}).get((instance.name, replica.replica))
             if history:
-                table.remark(f"idle {sparkline(history, look)} up to {count(max(history))}", FAINT)
-    return list(table.lines(look.width, colour=look.colour))
+                table.remark(f"idle {sparkline(history, display)} up to {count(max(history))}", FAINT)
+    return list(table.lines(display.width, colour=display.colour))
 
 
-def _add_replica(table: Table, instance: InstanceStatus, replica: ReplicaStatus, look: Look) -> None:
+def _add_replica(table: Table, instance: InstanceStatus, replica: ReplicaStatus, display: Display) -> None:
     desired = newest_desired(replica)
     name = printable(instance.name)
     behind = desired.revision > replica.applied.revision
@@ -103,7 +103,7 @@ def _add_replica(table: Table, instance: InstanceStatus, replica: ReplicaStatus,
     )
     table.add(
         Cell(engine, FAINT),
-        _bar(replica, look),
+        _bar(replica, display),
         Cell(count(replica.idle_tokens), IDLE),
         Cell(count(replica.active_tokens), ACTIVE),
         Cell(count(replica.capacity_tokens)),
@@ -113,14 +113,14 @@ def _add_replica(table: Table, instance: InstanceStatus, replica: ReplicaStatus,
         table.remark(text, style)
 
 
-def _bar(replica: ReplicaStatus, look: Look) -> Cell:
+def _bar(replica: ReplicaStatus, display: Display) -> Cell:
     """Return idle and active tokens as shares of the capacity."""
     if replica.capacity_tokens <= 0:
         return Cell("no report", FAINT)
     idle = _cells(replica.idle_tokens, replica.capacity_tokens, BAR_CELLS)
     active = _cells(replica.active_tokens, replica.capacity_tokens, BAR_CELLS - idle)
     shares = ((idle, IDLE), (active, ACTIVE), (BAR_CELLS - idle - active, FAINT))
-    parts = [(block * cells, style) for block, (cells, style) in zip(look.blocks, shares, strict=True)]
+    parts = [(block * cells, style) for block, (cells, style) in zip(display.blocks, shares, strict=True)]
     painted = "".join(styled(text, style, colour=True) for text, style in parts)
     return Cell("".join(text for text, _ in parts), painted=painted)
 
@@ -130,8 +130,8 @@ def _cells(tokens: int, capacity: int, most: int) -> int:
     return max(0, min(most, max(round(BAR_CELLS * tokens / capacity), int(tokens > 0))))
 
 
-def sparkline(history: Sequence[int], look: Look) -> str:
+def sparkline(history: Sequence[int], display: Display) -> str:
     """Return a small curve of numbers, scaled to the largest of them."""
     top = max(*history, 1)
-    steps = len(look.sparks) - 1
-    return "".join(look.sparks[max(0, min(steps, round(steps * number / top)))] for number in history)
+    steps = len(display.sparks) - 1
+    return "".join(display.sparks[max(0, min(steps, round(steps * number / top)))] for number in history)

@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kvcached.control.rendering.status_table import board_lines, look_of
+from kvcached.control.rendering.status_table import display_of, status_lines
 from kvcached.control.rendering.table import wrapped
 from kvcached.control.rendering.text import BAD, DEFAULT_WIDTH, FAINT, printable, styled
 
@@ -84,16 +84,16 @@ def _own_screen() -> Iterator[None]:
 
 
 def _frame(view: View, path: str, samples: Samples) -> list[str]:
-    look = look_of(sys.stdout)
-    width = look.width or DEFAULT_WIDTH
+    display = display_of(sys.stdout)
+    width = display.width or DEFAULT_WIDTH
     clock = time.strftime("%H:%M:%S")
     title = f"{printable(path)}  {len(view.instances)} instance(s)  {clock}  Ctrl-C ends"
-    lines = [styled(title[:width], FAINT, colour=look.colour)]
+    lines = [styled(title[:width], FAINT, colour=display.colour)]
     if view.instances:
-        lines += board_lines(view.instances, look, samples.take(view.instances))
-    lines += wrapped(view.nobody, FAINT, width, colour=look.colour) if view.nobody else ()
+        lines += status_lines(view.instances, display, samples.take(view.instances))
+    lines += wrapped(view.not_found, FAINT, width, colour=display.colour) if view.not_found else ()
     for problem in view.problems:
-        lines += wrapped(problem, BAD, width, colour=look.colour)
+        lines += wrapped(problem, BAD, width, colour=display.colour)
     return lines
 
 
