@@ -88,7 +88,7 @@ def _print(view: View, history: PublicationHistory | None, wanted: str | None) -
     display = display_of(sys.stdout)
     lines = status_lines(view.instances, display) if view.instances else []
     if history is not None:
-        from kvcached.control.queries.publication_history import history_lines  # noqa: PLC0415 - only when asked for
+        from kvcached.control.rendering.history_table import history_lines  # noqa: PLC0415 - only when asked for
 
         lines += [*([""] if lines else []), *history_lines(history, display, wanted)]
     if lines:

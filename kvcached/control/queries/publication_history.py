@@ -8,19 +8,15 @@ from datetime import datetime, timezone
 from heapq import heappop, heappush
 from itertools import pairwise
 
-from kvcached.control.rendering.table import Cell, Table
-from kvcached.control.rendering.text import FAINT, STRONG, limit_text, styled
-
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from kvcached.control.rendering.status_table import Display
     from kvcached.ledger import AuditRecord
     from kvcached.ledger.snapshot import Snapshot
 
-_NS = 1_000_000_000
+NS = 1_000_000_000
 
 RECORDS = 64
 """How many publications a ledger records; a newer one takes the place of the oldest."""
@@ -37,7 +33,7 @@ class RecordedPublication:
         """Return the JSON form; the time is ISO 8601 in UTC."""
         record = self.record
         return {
-            "time": datetime.fromtimestamp(record.when_ns / _NS, tz=timezone.utc).isoformat(),
+            "time": datetime.fromtimestamp(record.when_ns / NS, tz=timezone.utc).isoformat(),
             "instance_name": record.instance_name,
             "old": {"revision": record.before.revision, "limit_tokens": record.before.limit_tokens},
             "new": {"revision": record.after.revision, "limit_tokens": record.after.limit_tokens},
@@ -112,36 +108,3 @@ def _in_order(records: Sequence[Sequence[AuditRecord]]) -> list[RecordedPublicat
 def _key(record: AuditRecord) -> tuple[Any, ...]:
     update = record.after
     return record.when_ns, record.uid, record.pid, record.instance_name, update.revision, update.limit_tokens
-
-
-def history_lines(history: PublicationHistory, display: Display, wanted: str | None) -> list[str]:
-    """Return the history as a table for people, in local time, and below it what is not known any more."""
-    table = Table(left_columns=frozenset({0, 1, 4}))
-    table.add(*(Cell(heading, FAINT) for heading in ("INSTANCE", "WHEN", "OLD", "NEW", "WHO")))
-    for publication in history.publications:
-        record = publication.record
-        when = datetime.fromtimestamp(record.when_ns / _NS, tz=timezone.utc).astimezone()
-        table.add(
-            Cell(record.instance_name, STRONG),
-            Cell(when.isoformat(" ", "seconds")),
-            Cell(limit_text(record.before.limit_tokens)),
-            Cell(f"r{record.after.revision} {limit_text(record.after.limit_tokens)}"),
-            Cell(f"{_user(record.uid)} {record.program}[{record.pid}]"),
-        )
-        if record.note:
-            table.remark(f"note: {record.note}", FAINT)
-    lines = list(table.lines(display.width, colour=display.colour)) if history.publications else []
-    if history.complete:
-        return lines or [f"nothing was published{f' to {wanted}' if wanted else ''} yet"]
-    keeps = f"the record keeps the last {RECORDS} publications of each GPU, to all instances together"
-    gone = "older ones are gone" if lines else f"none{f' to {wanted}' if wanted else ''} is left in it"
-    return [*lines, styled(f"{keeps}; {gone}", FAINT, colour=display.colour)]
-
-
-def _user(uid: int) -> str:
-    import pwd  # noqa: PLC0415 - for people's output only
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
