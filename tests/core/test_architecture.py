@@ -66,6 +66,20 @@ ALLOWED = {
 }
 
 
+ROOMS = {
+    "api": {"queries"},
+    "exit_codes": set(),
+    "ending_signals": set(),
+    "queries": {"queries", "rendering.text"},
+    "rendering": {"rendering", "queries", "exit_codes", "ending_signals"},
+    "diagnosis": {"diagnosis", "rendering", "queries"},
+    "commands": {"commands", "diagnosis", "rendering", "queries", "api", "exit_codes", "ending_signals"},
+    "__init__": {"api"},
+    "__main__": {"commands", "exit_codes"},
+}
+"""What each room of the control package may import of the others."""
+
+
 def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "_declarations.py"]
 
@@ -93,6 +107,17 @@ def imported(path: Path) -> set[str]:
 def test_core_imports_run_one_way(module: str) -> None:
     """Each core module imports only the layers below it."""
     assert imported(PACKAGE / f"{module}.py") <= ALLOWED[module]
+
+
+def test_rooms_of_the_control_side_import_one_way() -> None:
+    """Commands know how things are shown, that knows what was found out, and nothing knows the commands."""
+    for path in modules():
+        own = path.relative_to(PACKAGE).with_suffix("").parts
+        if own[0] == "control":
+            for name in imported(path):
+                if name.startswith("control."):
+                    below = name.split(".")[1:]
+                    assert {below[0], ".".join(below)} & ROOMS[own[1]], f"{path} imports {name}"
 
 
 def test_nothing_imports_engines_or_rig() -> None:
@@ -124,6 +149,26 @@ def test_only_the_binding_knows_cffi() -> None:
         if path != PACKAGE / "ledger" / "binding.py":
             assert not imported(path) & {"ledger._declarations"}, path
             assert not re.search(r"^\s*(from|import) (cffi|_cffi_backend)", path.read_text(), re.MULTILINE), path
+
+
+def test_only_the_ledger_package_knows_the_binding() -> None:
+    """Nothing outside the ledger package imports the binding, but the doctor's check of the library itself."""
+    for path in modules():
+        if path.parent != PACKAGE / "ledger" and path != PACKAGE / "control/diagnosis/native_library.py":
+            assert "ledger.binding" not in imported(path), path
+
+
+def test_a_name_is_given_once() -> None:
+    """Outside the engines' plugins, which mirror each other, no two modules and no two public classes have one name."""
+    found: dict[str, list[str]] = {}
+    for path in modules():
+        if "engines" in path.parts or path.name in {"__init__.py", "__main__.py"}:
+            continue
+        found.setdefault(path.name, []).append(str(path))
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(f"{path}: class {node.name}")
+    assert [places for places in found.values() if len(places) > 1] == []
 
 
 def test_no_class_inside_a_function() -> None:
