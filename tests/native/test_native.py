@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from kvcached.ledger._declarations import ffi
 
 ROOT = Path(__file__).parents[2]
