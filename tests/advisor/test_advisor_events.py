@@ -59,10 +59,18 @@ class VllmRequest:
         return self.finished
 
 
+class VllmCacheManager:
+    """The method of the cache manager that is followed."""
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+
 class VllmScheduler:
     """The methods that are followed."""
 
     def __init__(self) -> None:
+        self.kv_cache_manager = VllmCacheManager()
         self.requests: dict[str, VllmRequest] = {}
         self.next: list[tuple[str, int]] = []
         self.resumed: list[str] = []
@@ -75,9 +83,6 @@ class VllmScheduler:
 
     def _free_request_blocks(self, request: VllmRequest) -> None:
         pass
-
-    def reset_prefix_cache(self) -> bool:
-        return True
 
 
 @dataclass
@@ -169,7 +174,7 @@ def test_vllm_reset_forgets_what_is_idle() -> None:
     """After a reset of the cache nothing idle is known."""
     engine = Vllm()
     engine.free(engine.admit("a", text_of(1)))
-    engine.scheduler.reset_prefix_cache()
+    engine.scheduler.kv_cache_manager.reset_prefix_cache()
     assert engine.watch.samples() == (0, 0)
 
 
