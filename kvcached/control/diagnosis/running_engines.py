@@ -127,6 +127,8 @@ def _why_without_slot(root: Process, members: Sequence[Process]) -> tuple[str, s
     for group, variable in GROUPS.items():
         if group.partition(".")[0] in text and excludes_plugin(environ, variable):
             return f"{variable}={environ[variable]!r} leaves kvcached out", "add kvcached to it and restart it"
+    if "sglang" in text and "--use-ray" in text:
+        return "SGLang starts its schedulers as Ray actors, which load no plugins", "start it without --use-ray"
     folders = package_folders(root)
     found = list(owners(folders))
     if folders and not any(own for own, _ in found):
