@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from kvcached.ledger._declarations import ffi
 
 ROOT = Path(__file__).parents[2]
