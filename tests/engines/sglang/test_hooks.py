@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import pkgutil
+import time
 from importlib import metadata
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -44,6 +45,14 @@ def publish(limit: int, ledger_dir: Path, wait: float | None = None) -> Publicat
     return set_prefix_cache_retention_limit(limit, instance_name=INSTANCE, ledger_dir=ledger_dir, wait=wait)
 
 
+def publish_to(placed: Placed, limit: int, ledger_dir: Path) -> None:
+    """Publish a limit, and wait until the subscription of the source rank has read it."""
+    assert publish(limit, ledger_dir).accepted
+    source = placed.hooks._source
+    assert source is not None
+    assert source._subscription.wait(time.monotonic() + 20)
+
+
 def outcome(ledger_dir: Path) -> Outcome:
     """Return what the placed instance reports."""
     return get_instances(ledger_dir)[0].replicas[0].outcome
@@ -59,7 +68,7 @@ def test_the_first_message_is_the_startup_limit_and_then_nothing(tmp_path: Path)
     placed = place(filled(3), tmp_path, environ={"KVCACHED_MAX_CACHED_TOKENS": "250"})
     assert placed.iterate() == [Startup(250)]
     assert placed.iterate() == []
-    assert publish(100, tmp_path).accepted
+    publish_to(placed, 100, tmp_path)
     assert placed.iterate() == [Update(1, 100)]
     assert [placed.iterate() for _ in range(3)] == [[], [], []]
     assert idle(placed) == LEAF
@@ -69,7 +78,7 @@ def test_an_update_that_the_engine_holds_back_is_not_sent_again(tmp_path: Path) 
     """While a broadcast update waits for its turn, the source rank does not broadcast it anew."""
     placed = place(filled(3), tmp_path, environ=UNLIMITED)
     placed.iterate()
-    publish(0, tmp_path)
+    publish_to(placed, 0, tmp_path)
     assert placed.hooks.announce(None, [], None)[0][1] == [Update(1, 0)]
     assert placed.hooks.announce(None, [], None) is None
     placed.receive([Update(1, 0)])
@@ -112,7 +121,7 @@ def test_a_big_drop_takes_one_chunk_per_iteration(tmp_path: Path) -> None:
     leaves = 3 * CHUNK_TOKENS // LEAF
     placed = place(filled(leaves), tmp_path, environ=UNLIMITED)
     placed.iterate()
-    publish(0, tmp_path)
+    publish_to(placed, 0, tmp_path)
     seen = [idle(placed)]
     while seen[-1]:
         placed.iterate()
@@ -131,7 +140,7 @@ def test_a_sleeping_scheduler_keeps_awake_while_it_drains(tmp_path: Path) -> Non
     placed.iterate()
     poller = placed.scheduler.idle_sleeper.poller
     assert poller.poll(0) == []
-    publish(0, tmp_path)
+    publish_to(placed, 0, tmp_path)
     assert poller.poll(2000), "the publication rings"
     placed.iterate()
     while idle(placed):
@@ -168,7 +177,7 @@ def test_a_failed_eviction_waits_for_the_next_release(tmp_path: Path, caplog: py
         raise RuntimeError(message)
 
     cached.tree_cache.evict = fail
-    publish(0, tmp_path)
+    publish_to(placed, 0, tmp_path)
     for _ in range(50):
         placed.iterate()
     assert len(calls) == 1
