@@ -23,7 +23,7 @@ def history_lines(history: PublicationHistory, display: Display, wanted: str | N
         when = datetime.fromtimestamp(record.when_ns / NS, tz=timezone.utc).astimezone()
         table.add(
             Cell(record.instance_name, STRONG),
-            Cell(when.isoformat(" ", "seconds")),
+            Cell(when.isoformat(" ", "seconds").replace("+00:00", "Z")),
             Cell(limit_text(record.before.limit_tokens)),
             Cell(f"r{record.after.revision} {limit_text(record.after.limit_tokens)}"),
             Cell(f"{_user(record.uid)} {record.program}[{record.pid}]"),
