@@ -377,17 +377,10 @@ class Handle:
 
     def audits(self) -> list[AuditRecord]:
         """Return the recorded publications, newest first, without those that were not written whole."""
-        return self._read_audits()[0]
-
-    def audits_written(self) -> int:
-        """Return how many publications were ever recorded in this file; it keeps the last ``KVL_AUDIT_RECORDS``."""
-        return self._read_audits()[1]
-
-    def _read_audits(self) -> tuple[list[AuditRecord], int]:
         raw = self._ffi.new("struct kvl_audit[]", self._lib.KVL_AUDIT_RECORDS)
         written = self._ffi.new("uint64_t *")
         count = _check(self._lib.kvl_audit_read(self._ledger, raw, written), "audit")
-        return [self._audit_of(raw[index]) for index in range(count)], int(written[0])
+        return [self._audit_of(raw[index]) for index in range(count)]
 
     def _audit_of(self, raw: Any) -> AuditRecord:
         return AuditRecord(
