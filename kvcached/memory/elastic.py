@@ -1,0 +1,137 @@
+"""Elastic memory: free rows that nobody needed for a while give their memory back, and take it again on demand.
+
+*Needed* is judged by count. Of the rows that are free now, as many stay as became used at most within ``after_s``, and
+while requests run, as many as let them reach their peak of the last twelve times ``after_s`` and a quarter more: a
+steady load pays no page faults. This works where the engine hands out first what was freed last, or at least hands out
+returned rows after all others; the plugin has to see to that order.
+
+Whether a row holds memory changes no output and no decision, so this may read the clock and ranks need not agree.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kvcached.memory.pool_memory import PoolMemory
+
+QUARTERS = 4
+"""Into how many parts the time is cut within which rows have to be free: they go after one to five quarters of it."""
+
+PEAK_QUARTERS = 12 * QUARTERS
+"""For how many parts of the time the peak of a load is remembered; an engine without requests forgets it at once."""
+
+PEAK_MARGIN = 1.25
+"""How much more than the remembered peak is kept: the peaks of a steady load differ from minute to minute."""
+
+SCAN_ROWS = 8192
+"""How many rows one step looks at: under 1 ms."""
+
+
+class FreeRows(Protocol):
+    """The rows that an engine can hand out without evicting anything; those that the cap withholds are not free."""
+
+    def free_rows(self) -> int:
+        """Return how many there are. O(1)."""
+
+    def active_rows(self) -> int:
+        """Return how many rows running requests hold. O(1)."""
+
+    def withheld_rows(self) -> int:
+        """Return how many rows the cap withholds. O(1)."""
+
+    def rows_after(self, keep: int) -> Iterable[int]:
+        """Return the free rows but the ``keep`` that are handed out first.
+
+        What is returned is read bit by bit over the next steps, so it must bear that rows come and go meanwhile.
+        """
+
+
+class Elastic:
+    """Watches how many rows are free and offers those that can be spared to a :class:`PoolMemory`. Engine thread."""
+
+    def __init__(self, memory: PoolMemory, free: FreeRows, after_s: float, now: float) -> None:
+        """Offer rows of ``memory`` that were spare for ``after_s`` seconds, counted from ``now`` (monotonic)."""
+        self._memory = memory
+        self._free = free
+        self._quarter_s = after_s / QUARTERS
+        self._quarter_ends = now + self._quarter_s
+        self._seen = self._least = free.free_rows()
+        self._least_by_quarter: deque[int] = deque(maxlen=QUARTERS)
+        self._peak = 0
+        self._peaks: deque[int] = deque(maxlen=PEAK_QUARTERS)
+        self._candidates: Iterator[int] | None = None
+        self._wanted = 0
+        self._settled = not memory.can_return
+        memory.keep_marks()
+
+    @property
+    def wake_at(self) -> float | None:
+        """When an idle engine has to call :meth:`on_step` (monotonic, seconds); None while nothing is left to do."""
+        if self._candidates is not None:
+            return 0.0
+        return None if self._settled else self._quarter_ends
+
+    def on_step(self, now: float) -> None:
+        """Note what is free, and offer what can be spared. Call after each step, and at :attr:`wake_at` when idle."""
+        free = self._free.free_rows()
+        if self._settled and free == self._seen and not self._memory.was_taken_from:
+            return
+        self._peak = max(self._peak, self._free.active_rows(), int(self._memory.was_taken_from))
+        self._settled = self._memory.was_taken_from = False
+        self._seen = free
+        self._least = min(self._least, free)
+        if self._candidates is not None:
+            self._scan(self._candidates)
+        elif now >= self._quarter_ends:
+            self._end_quarters(now, free)
+            self._look(free)
+
+    def _end_quarters(self, now: float, free: int) -> None:
+        """Close the quarters that have ended; in those that the engine slept through nothing was taken."""
+        ended = 1 + int((now - self._quarter_ends) / self._quarter_s)
+        self._least_by_quarter.append(self._least)
+        self._least_by_quarter.extend([free] * min(ended - 1, QUARTERS))
+        self._least = free
+        self._peaks.append(self._peak)
+        self._peaks.extend([self._free.active_rows()] * min(ended - 1, QUARTERS))
+        self._peak = 0
+        self._memory.tick += ended
+        self._quarter_ends += ended * self._quarter_s
+
+    def _look(self, free: int) -> None:
+        """Begin to offer rows if more of the free ones hold memory than were needed lately."""
+        if len(self._least_by_quarter) < QUARTERS:
+            return
+        needed = max(free - min(free, *self._least_by_quarter), self._short_of_peak())
+        holding = free - (self._memory.gone_rows - self._free.withheld_rows())
+        self._wanted = holding - needed
+        if not self._memory.can_return:
+            self._settled = True
+        elif self._wanted > 0:
+            self._candidates = iter(self._free.rows_after(needed))
+            self._scan(self._candidates)
+        else:
+            self._settled = needed == 0
+
+    def _short_of_peak(self) -> int:
+        """Return how many free rows the requests that run would need to get to their remembered peak once more."""
+        if not any(islice(reversed(self._peaks), QUARTERS)):
+            self._peaks.clear()
+            return 0
+        return int(PEAK_MARGIN * max(self._peaks)) - self._free.active_rows()
+
+    def _scan(self, candidates: Iterator[int]) -> None:
+        """Offer those of the next candidates that hold memory and were not taken lately."""
+        memory = self._memory
+        oldest = memory.tick - QUARTERS
+        rows = list(islice(candidates, SCAN_ROWS))
+        spare = [row for row in rows if memory.holds(row, not_taken_since=oldest)][: self._wanted]
+        memory.offer(spare)
+        self._wanted -= len(spare)
+        if len(rows) < SCAN_ROWS or self._wanted <= 0:
+            self._candidates = None
