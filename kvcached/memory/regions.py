@@ -70,7 +70,7 @@ def covering_pages(region: Region, run: Run, page_bytes: int) -> Run:
     """Return the byte range of all pages that hold a byte of ``run``: rounded outward.
 
     This is the range that whoever takes memory again has to make usable. The range that may be given away is smaller:
-    it is rounded inward (:func:`kvcached.memory.worker.pages_inside`). A page that two adjacent rows share is given
+    it is rounded inward (:func:`kvcached.memory.madvise.pages_inside`). A page that two adjacent rows share is given
     away with both of them, and needed by each.
     """
     first, end = run

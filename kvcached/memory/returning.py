@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kvcached.memory.worker import return_rows
+from kvcached.memory.madvise import return_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcached.memory.madvise import pages_inside
 from kvcached.memory.regions import PoolShape, Region, covering_pages, rows_in, runs_of
-from kvcached.memory.worker import pages_inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

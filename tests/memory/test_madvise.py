@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import cloudpickle
 import pytest
 
-from kvcached.memory import worker
+from kvcached.memory import madvise
 from kvcached.memory.kernel_figures import anonymous_bytes, cgroup_bytes, minor_faults, resident_bytes
+from kvcached.memory.madvise import find_obstacle, prepare, return_rows
 from kvcached.memory.regions import Region
-from kvcached.memory.worker import find_obstacle, prepare, return_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ def test_unreadable_smaps_is_a_reason_and_no_error(
     mapped: Callable[[int], Mapping], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where the kernel does not say what the memory is, it is not returned, and the engine goes on."""
-    monkeypatch.setattr(worker, "SMAPS", str(tmp_path / "missing"))
+    monkeypatch.setattr(madvise, "SMAPS", str(tmp_path / "missing"))
     assert "FileNotFoundError" in prepare([mapped(MIB).region(ROW)])
 
 
@@ -122,7 +122,7 @@ def test_one_region_that_cannot_be_returned_does_not_keep_the_others(mapped: Cal
 
 def test_huge_pages_are_avoided_from_bind_on(mapped: Callable[[int], Mapping]) -> None:
     """A region that asked for huge pages gets none for memory that it takes again."""
-    with open(worker.HUGE_PAGE_SETTING, encoding="ascii") as setting:
+    with open(madvise.HUGE_PAGE_SETTING, encoding="ascii") as setting:
         if "[never]" in setting.read():
             pytest.skip("this machine has no transparent huge pages")
     mapping = mapped(64 * MIB)
@@ -172,11 +172,11 @@ print(functions["prepare"]([region]), functions["return_rows"]([region], [(0, 8)
 
 def test_functions_travel_by_value_to_a_process_without_this_package(tmp_path: Path) -> None:
     """A worker of an engine needs nothing but the standard library to return memory."""
-    cloudpickle.register_pickle_by_value(worker)
+    cloudpickle.register_pickle_by_value(madvise)
     try:
         payload = cloudpickle.dumps({"prepare": prepare, "return_rows": return_rows})
     finally:
-        cloudpickle.unregister_pickle_by_value(worker)
+        cloudpickle.unregister_pickle_by_value(madvise)
     packages = cloudpickle.__path__[0].rpartition("/")[0]
     (tmp_path / "cloudpickle").symlink_to(packages + "/cloudpickle")
     command = [sys.executable, "-S", "-c", FOREIGN_WORKER]
