@@ -112,6 +112,19 @@ class RetentionPolicy:
         if self.draining:
             self._enforce()
 
+    def make_room(self, tokens: int) -> int:
+        """Evict ``tokens`` idle tokens for the cap, or as many as there are, and return how many.
+
+        They are counted with the others. What the cache raises is counted, logged once per kind, and raised again.
+        """
+        try:
+            evicted = self._cache.evict(tokens)
+        except Exception as error:
+            self._count_failure(error)
+            raise
+        self._evicted_tokens += evicted
+        return evicted
+
     def report(self) -> Report:
         """Return the limit in force and the cache's figures as they are now."""
         cache = self._cache
@@ -137,6 +150,7 @@ class RetentionPolicy:
             evicted = self._cache.evict(min(excess, self._chunk_tokens))
         except Exception as error:  # noqa: BLE001 - the engine's eviction path may raise anything; serving must go on
             self._count_failure(error)
+            self._note_failure(error)
             return
         self._evicted_tokens += evicted
         if self._excess_tokens() <= 0:
@@ -165,13 +179,15 @@ class RetentionPolicy:
         self._outcome = outcome
         self._reason = ""
 
-    def _count_failure(self, error: Exception) -> None:
-        """Count a failed eviction; it is tried again at the next update or release, never by the clock."""
+    def _note_failure(self, error: Exception) -> None:
+        """Note that the limit is not kept; it is tried again at the next update or release, never by the clock."""
         self.draining = False
-        self._eviction_errors += 1
         if self._settled_revision == self._applied.revision:
             self._outcome = Outcome.EVICTION_FAILED
             self._reason = f"{type(error).__name__}: {error}"
+
+    def _count_failure(self, error: Exception) -> None:
+        self._eviction_errors += 1
         if type(error) not in self._logged_errors:
             self._logged_errors.add(type(error))
             _log.exception("eviction failed; the limit %d stays, next try at the next release", self.limit_tokens)

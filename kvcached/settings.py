@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STARTUP_LIMIT_VARIABLE = "KVCACHED_MAX_CACHED_TOKENS"
+STARTUP_CAP_VARIABLE = "KVCACHED_MAX_KV_TOKENS"
+ELASTIC_VARIABLE = "KVCACHED_ELASTIC"
+ELASTIC_AFTER_VARIABLE = "KVCACHED_ELASTIC_AFTER"
 LEDGER_DIR_VARIABLE = "KVCACHED_LEDGER_DIR"
 INSTANCE_NAME_VARIABLE = "KVCACHED_INSTANCE_NAME"
 GPU_IDS_VARIABLE = "KVCACHED_GPU_IDS"
@@ -22,7 +25,11 @@ DISABLE_VARIABLE = "KVCACHED_DISABLE"
 STRICT_VARIABLE = "KVCACHED_STRICT"
 ADVISOR_VARIABLE = "KVCACHED_ADVISOR"
 
+DEFAULT_ELASTIC_AFTER_S = 5.0
+"""After how many seconds of being free blocks give their memory back, in an engine told to be elastic."""
+
 _INSTANCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _GPU_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -32,7 +39,10 @@ class SettingsError(KvcachedError, ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """An engine's settings. ``gpu_ids`` is None where the engine's own devices decide."""
+    """An engine's settings.
+
+    ``gpu_ids`` is None where the engine's own devices decide, ``elastic_after_s`` where memory is not elastic.
+    """
 
     instance_name: str
     startup_limit_tokens: int
@@ -40,6 +50,8 @@ class Settings:
     gpu_ids: tuple[str, ...] | None
     disabled: bool
     strict: bool
+    startup_cap_tokens: int = UNLIMITED
+    elastic_after_s: float | None = None
 
 
 def read_settings(engine: str, environ: Mapping[str, str] | None = None) -> Settings:
@@ -51,6 +63,8 @@ def read_settings(engine: str, environ: Mapping[str, str] | None = None) -> Sett
     return Settings(
         instance_name=check_instance_name(environ.get(INSTANCE_NAME_VARIABLE) or f"{engine}-{os.getpid()}"),
         startup_limit_tokens=_read_startup_limit(environ),
+        startup_cap_tokens=_read_startup_cap(environ),
+        elastic_after_s=read_elastic_after(environ),
         ledger_dir=choose_ledger_dir(None, environ),
         gpu_ids=_read_gpu_ids(environ),
         disabled=is_disabled(environ),
@@ -118,16 +132,42 @@ def check_gpu_id(gpu_id: str) -> str:
     return gpu_id
 
 
-def _read_startup_limit(environ: Mapping[str, str]) -> int:
-    text = environ.get(STARTUP_LIMIT_VARIABLE, "")
+def read_elastic_after(environ: Mapping[str, str] | None = None) -> float | None:
+    """Return after how many seconds free blocks give their memory back; None unless ``KVCACHED_ELASTIC=1``.
+
+    Raises :class:`SettingsError` for a ``KVCACHED_ELASTIC_AFTER`` that is no positive number of seconds.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get(ELASTIC_VARIABLE, "") != "1":
+        return None
+    text = environ.get(ELASTIC_AFTER_VARIABLE, "")
     if text == "":
-        return UNLIMITED  # installing the package changes nothing: an engine keeps what it would keep without it
+        return DEFAULT_ELASTIC_AFTER_S
+    if _SECONDS.fullmatch(text) is None or float(text) <= 0:
+        message = f"{ELASTIC_AFTER_VARIABLE}={text!r} is not a number of seconds; give a positive one such as 5 or 0.5"
+        raise SettingsError(message)
+    return float(text)
+
+
+def _read_startup_limit(environ: Mapping[str, str]) -> int:
+    # Installing the package changes nothing: without the variable an engine keeps what it would keep without it.
+    return _read_tokens(environ, STARTUP_LIMIT_VARIABLE, "'none' to keep nothing, ")
+
+
+def _read_startup_cap(environ: Mapping[str, str]) -> int:
+    return _read_tokens(environ, STARTUP_CAP_VARIABLE, "")
+
+
+def _read_tokens(environ: Mapping[str, str], variable: str, more: str) -> int:
+    text = environ.get(variable, "")
+    if text == "":
+        return UNLIMITED
     try:
         return parse_startup_limit(text)
     except ValueError as error:
         message = (
-            f"{STARTUP_LIMIT_VARIABLE}={text!r} is not a number of tokens; give 16000, 16k, 2m (at most "
-            f"{MAX_LIMIT_TOKENS}), 'none' to keep nothing, 'unlimited' or a negative number for no limit"
+            f"{variable}={text!r} is not a number of tokens; give 16000, 16k, 2m (at most "
+            f"{MAX_LIMIT_TOKENS}), {more}'unlimited' or a negative number for no limit"
         )
         raise SettingsError(message) from error
 

@@ -21,6 +21,8 @@ ALLOWED = {
     "arguments": {"values"},
     "settings": {"errors", "limits", "values"},
     "policy": {"values"},
+    "capacity": {"policy", "values"},
+    "replica_policy": {"capacity", "memory.elastic", "memory.pool_memory", "policy", "values"},
     "memory/regions": set(),
     "memory/madvise": set(),
     "memory/figures": set(),

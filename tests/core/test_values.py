@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 from hypothesis import given
@@ -149,3 +150,37 @@ def test_ledger_directory_precedence() -> None:
     assert choose_ledger_dir("/x", environ) == "/x"
     assert choose_ledger_dir(None, environ) == "/a"
     assert choose_ledger_dir(None, {"HOME": "/b", "TMPDIR": "/c"}).startswith("/dev/shm/kvcached-")  # noqa: S108
+
+
+@pytest.mark.parametrize(("text", "cap"), [("", -1), ("16k", 16000), ("unlimited", -1), ("-7", -1)])
+def test_startup_cap_is_written_as_a_limit_is(text: str, cap: int) -> None:
+    """The startup cap takes what the startup limit takes."""
+    assert read_settings("toy", {"KVCACHED_MAX_KV_TOKENS": text}).startup_cap_tokens == cap
+
+
+def test_startup_cap_that_is_no_number_of_tokens_is_an_error() -> None:
+    """An engine with a mistyped cap does not start, and is told which variable it is."""
+    with pytest.raises(SettingsError, match="KVCACHED_MAX_KV_TOKENS='lots' is not a number of tokens"):
+        read_settings("toy", {"KVCACHED_MAX_KV_TOKENS": "lots"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "after"),
+    [
+        ({}, None),
+        ({"KVCACHED_ELASTIC": "0"}, None),
+        ({"KVCACHED_ELASTIC": "1"}, 5.0),
+        ({"KVCACHED_ELASTIC": "1", "KVCACHED_ELASTIC_AFTER": "0.5"}, 0.5),
+        ({"KVCACHED_ELASTIC_AFTER": "nonsense"}, None),
+    ],
+)
+def test_memory_is_elastic_only_where_it_was_asked_for(environ: dict[str, str], after: float | None) -> None:
+    """Elastic memory is off by default, and its time is five seconds."""
+    assert read_settings("toy", environ).elastic_after_s == after
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "five", "1e3", "inf", "nan", " 5"])
+def test_elastic_time_that_is_not_positive_seconds_is_an_error(text: str) -> None:
+    """A time that cannot be meant stops the engine's start with the variable's name."""
+    with pytest.raises(SettingsError, match=re.escape(f"KVCACHED_ELASTIC_AFTER={text!r}")):
+        read_settings("toy", {"KVCACHED_ELASTIC": "1", "KVCACHED_ELASTIC_AFTER": text})
