@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Publishes to all members of a directory the way the library's callers do, ROUNDS times, and prints the nanoseconds of
- * each round: what a publication costs without Python. Used by scripts/bench.py.
- *   bench_publish DIRECTORY MEMBERS ROUNDS
+ * each round: what a publication costs without Python. Used by timing_goals.py.
+ *   publish DIRECTORY MEMBERS ROUNDS
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -20,7 +20,7 @@ from kvcached.values import Identity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROUNDS = 15
 WITH_BYTECODE = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 IDENTITY = Identity("bench", "bench", "1", 0, tp_size=1, pp_size=1, startup_limit_tokens=16000, block_tokens=16)
@@ -123,7 +123,7 @@ def bench_publish() -> None:
         program = Path(folder) / "bench_publish"
         sources = sorted(str(path) for path in (ROOT / "native").glob("*.c"))
         command = ["cc", "-std=c11", "-O2", "-pthread", f"-I{ROOT / 'native'}", "-o", str(program)]
-        subprocess.run([*command, str(ROOT / "scripts/bench_publish.c"), *sources], check=True)
+        subprocess.run([*command, str(ROOT / "scripts/benchmarks/publish.c"), *sources], check=True)
         directory = str(Path(folder) / "ledgers")
         subscription = subscribe(directory, members)
         in_python = [measure(lambda: publish(5, "bench", directory)) for _ in range(rounds)]
@@ -158,7 +158,7 @@ def bench_size() -> None:
 
 def bench_rig() -> None:
     """Measure the way of a publication into the embedded engine."""
-    from bench_rig import measure as measure_rig  # noqa: PLC0415 - imports torch
+    from embedded_engine import measure as measure_rig  # noqa: PLC0415 - imports torch
 
     for figure in measure_rig():
         print(figure.describe(), flush=True)

@@ -1,8 +1,7 @@
 """Capture what the command line shows on a terminal of 80 columns into docs/terminal, as text and as pictures.
 
-``python scripts/capture.py`` starts a rig of four ranks and captures ``status``, ``set --wait``, ``watch`` and
-``doctor``. With ``--prefix``, ``--instance``, ``--ledger-dir`` and ``--pid`` it captures an engine that runs already.
-Needs tmux.
+Without options it starts a rig of four ranks and captures ``status``, ``set --wait``, ``watch`` and ``doctor``. With
+``--prefix``, ``--instance``, ``--ledger-dir`` and ``--pid`` it captures an engine that runs already. Needs tmux.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from kvcached.control import get_instances, set_prefix_cache_retention_limit
 if TYPE_CHECKING:
     from kvcached.ledger.instances import InstanceStatus
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TERMINAL = ROOT / "docs" / "terminal"
 COLUMNS, LINES = 80, 40
 PROMPT = "$ "

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FIRST_PATIENCE_S = 300.0
 SLOWER = 6
 """How many times as long as without a mutant the tests may take; one that hangs is noticed."""

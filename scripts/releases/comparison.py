@@ -25,7 +25,7 @@ from definitions import Definition, Sources
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ENGINES = ROOT / "tests" / "engines"
 CACHE = ROOT / ".venvs" / "releases"
 LONG_LINE = 100

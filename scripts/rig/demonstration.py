@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from demo_picture import draw
+from demonstration_picture import draw
 from rich.console import Console
 from rich.table import Table
 from rig_process import TRACE, Engine, Publication, find_differences

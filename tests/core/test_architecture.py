@@ -13,6 +13,8 @@ import pytest
 import kvcached
 
 PACKAGE = Path(kvcached.__file__).parent
+TESTS = Path(__file__).parents[1]
+SCRIPTS = TESTS.parent / "scripts"
 ALLOWED = {
     "errors": set(),
     "values": set(),
@@ -169,6 +171,42 @@ def test_a_name_is_given_once() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(f"{path}: class {node.name}")
     assert [places for places in found.values() if len(places) > 1] == []
+
+
+def files_of_scripts() -> list[Path]:
+    """Return the programs below scripts/."""
+    files = [path for path in SCRIPTS.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return [path for path in files if path.suffix in {"", ".py", ".c"}]
+
+
+def test_tests_import_nothing_from_scripts() -> None:
+    """No test and no helper of the tests imports a module that is below scripts/."""
+    names = {"scripts"} | {path.stem for path in files_of_scripts() if path.suffix == ".py"}
+    assert len(names) > 5
+    for path in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                found = {(node.module or "").partition(".")[0]}
+            elif isinstance(node, ast.Import):
+                found = {alias.name.partition(".")[0] for alias in node.names}
+            else:
+                continue
+            assert not found & names, path
+
+
+def test_no_two_scripts_share_a_name() -> None:
+    """Each file below scripts/ has a name of its own, suffix and hyphens aside."""
+    found: dict[str, list[Path]] = {}
+    for path in files_of_scripts():
+        found.setdefault(path.stem.replace("-", "_"), []).append(path)
+    assert [paths for paths in found.values() if len(paths) > 1] == []
+
+
+def test_the_list_of_scripts_names_every_file() -> None:
+    """scripts/README.md names each file below the folder, and what is directly in the folder can be run."""
+    listed = set(re.findall(r"`([\w./-]+)`", (SCRIPTS / "README.md").read_text()))
+    assert {path.name for path in files_of_scripts()} <= listed
+    assert all(path.stat().st_mode & 0o111 for path in SCRIPTS.iterdir() if path.is_file() and path.suffix == "")
 
 
 def test_no_class_inside_a_function() -> None:

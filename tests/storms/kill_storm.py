@@ -104,7 +104,7 @@ class Cache:
     block_tokens = BLOCK_TOKENS
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - a storm's seed
+        self._random = random.Random(seed)
         self.idle: list[int] = []
         self.active: list[int] = []
         self._next = 0
@@ -337,7 +337,7 @@ class Storm:
         self.ledger_dir = f"{directory}/ledgers"
         os.mkdir(self.ledger_dir, 0o700)
         self.shared = Shared(directory)
-        self.random = random.Random(self.seed)  # noqa: S311
+        self.random = random.Random(self.seed)
         self.kills = dict.fromkeys([*VICTIMS, "rig"], 0)
         self.watchers: list[int] = []
         self.rig: subprocess.Popen[bytes] | None = None
@@ -391,7 +391,7 @@ class Storm:
 
         def run() -> None:
             die_after(after_s, clock)
-            VICTIMS[kind](self.ledger_dir, random.Random(seed), self.shared)  # noqa: S311
+            VICTIMS[kind](self.ledger_dir, random.Random(seed), self.shared)
 
         return run
 

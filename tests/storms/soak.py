@@ -68,7 +68,7 @@ class Soak:
         self.ledger_dir = f"{directory}/ledgers"
         os.mkdir(self.ledger_dir, 0o700)
         self.report = f"{directory}/report.json"
-        self.random = random.Random(options.seed)  # noqa: S311 - a soak's seed
+        self.random = random.Random(options.seed)
         self.did: dict[str, int] = {}
         self.mounted = mount(self.ledger_dir)
         self.process = self.start()
@@ -87,7 +87,7 @@ class Soak:
         errors = open(f"{self.directory}/errors", "w", encoding="utf-8")  # noqa: SIM115 - the child's
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         errors.close()
-        assert process.stdout is not None  # noqa: S101
+        assert process.stdout is not None
         if not process.stdout.readline().startswith("ready "):
             fail("the engine did not start: " + Path(f"{self.directory}/errors").read_text("utf-8"))
         return process
@@ -149,7 +149,7 @@ class Soak:
                 os.truncate(path, self.random.randrange(32768))
                 time.sleep(self.random.random() * 0.2)
             os.unlink(path)
-        if way == 2:  # noqa: PLR2004 - the third way
+        if way == 2:
             with suppress(OSError):  # as on a full disk, which leaves an empty file
                 Path(path).write_text("no ledger", encoding="utf-8")
             time.sleep(self.random.random() * 2)
@@ -221,7 +221,7 @@ class Soak:
             self.process.kill()
             self.process.wait()
         if self.mounted:
-            subprocess.run(["umount", "--lazy", self.ledger_dir], check=False)  # noqa: S607
+            subprocess.run(["umount", "--lazy", self.ledger_dir], check=False)
 
 
 class Failure(Exception):  # noqa: N818 - it is the result of a run

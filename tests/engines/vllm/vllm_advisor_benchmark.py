@@ -1,6 +1,6 @@
 """What the advisor costs a real vLLM: tokens per second with it divided by those without.
 
-    .venvs/vllm/bin/python tests/engines/vllm/bench_advisor.py
+    .venvs/vllm/bin/python tests/engines/vllm/vllm_advisor_benchmark.py
 
 One engine in this process serves the same kind of round again and again, with and without the advisor in turns, so
 that a busy machine slows both alike. Seconds are those of the CPU. A tiny model makes the scheduler's share as large as
