@@ -174,4 +174,7 @@ class RetentionPolicy:
             self._reason = f"{type(error).__name__}: {error}"
         if type(error) not in self._logged_errors:
             self._logged_errors.add(type(error))
-            _log.exception("eviction failed; the limit %d stays, next try at the next release", self.limit_tokens)
+            _log.exception(
+                "eviction failed; the limit %d stays, and eviction is tried again at the next release",
+                self.limit_tokens,
+            )

@@ -89,7 +89,7 @@ def _blind(snapshot: Snapshot) -> str:
 def _unmet(found: Addressees, if_revision: int | None, if_incarnation: str | None) -> str:
     """Return which condition does not hold, or an empty text."""
     if if_incarnation is not None and found.incarnation != if_incarnation.lower():
-        return f"the instance was restarted or registered anew (it is {found.incarnation}, not {if_incarnation})"
+        return f"the instance was restarted or registered again (it is {found.incarnation}, not {if_incarnation})"
     if if_revision is not None and found.newest != if_revision:
         return f"the instance's highest revision is {found.newest}, not {if_revision}"
     return ""
@@ -110,5 +110,5 @@ def warnings_for(replicas: Sequence[Replica], limit_tokens: int) -> list[str]:
                 f"{name} keeps one block, {identity.block_tokens} tokens, which is more than {limit_tokens}"
             )
         if report.capacity_tokens and limit_tokens > report.capacity_tokens:
-            warnings.append(f"{name} holds {report.capacity_tokens} tokens at most, so this limit bounds nothing")
+            warnings.append(f"{name} holds {report.capacity_tokens} tokens at most, so this limit has no effect")
     return warnings

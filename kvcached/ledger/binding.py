@@ -131,7 +131,7 @@ class _Library:
         sizes = [self.ffi.sizeof(f"struct kvl_{name}") for name in names]
         if self.lib.kvl_check_abi(self.lib.KVL_ABI, *sizes) != 0:
             message = (
-                f"native library {LIBRARY_PATH} is of another version than this package; reinstall kvcached-control"
+                f"native library {LIBRARY_PATH} does not match the version of this package; reinstall kvcached-control"
             )
             raise NativeLibraryError(message)
 
@@ -141,8 +141,8 @@ def _not_built(error: ImportError) -> str:
     root = os.path.dirname(os.path.dirname(os.path.dirname(LIBRARY_PATH)))
     if os.path.exists(os.path.join(root, "setup.py")):
         return (
-            f"{root} is a source checkout in which nothing was built, and hides an installed package: "
-            f"run from another folder, or build it in place with pip install -e {root}"
+            f"{root} is a source checkout without a build, and hides an installed package: "
+            f"run from another folder, or build it with pip install -e {root}"
         )
     return f"the native part of kvcached-control was not built ({error}); install it with pip, which compiles it"
 
@@ -201,15 +201,15 @@ class Handle:
 
     def _refusal(self, code: int) -> tuple[Unfit, str] | None:
         lib, links, size = self._lib, self.file.links, self.file.size
-        version = f"has ledger version {self.file.format}; this library knows version {lib.KVL_FORMAT}"
+        version = f"has ledger version {self.file.format}; this library reads version {lib.KVL_FORMAT}"
         return {
             lib.KVL_E_NOT_REGULAR: (Unfit.NO_LEDGER, "not a regular file"),
             lib.KVL_E_HARD_LINKED: (Unfit.NO_LEDGER, f"has {links} names (hard links); a ledger has one"),
             lib.KVL_E_SIZE: (Unfit.DAMAGED, f"is {size} bytes long; a ledger has {lib.KVL_FILE_BYTES}"),
-            lib.KVL_E_MAGIC: (Unfit.DAMAGED, "holds no ledger (wrong magic number)"),
-            lib.KVL_E_BYTE_ORDER: (Unfit.OTHER_VERSION, "was written by a machine of the other byte order"),
+            lib.KVL_E_MAGIC: (Unfit.DAMAGED, "is not a ledger (wrong magic number)"),
+            lib.KVL_E_BYTE_ORDER: (Unfit.OTHER_VERSION, "was written on a machine with the opposite byte order"),
             lib.KVL_E_FORMAT: (Unfit.OTHER_VERSION, version),
-            lib.KVL_E_LAYOUT: (Unfit.OTHER_VERSION, f"has ledger version {lib.KVL_FORMAT}, but another layout of it"),
+            lib.KVL_E_LAYOUT: (Unfit.OTHER_VERSION, f"has ledger version {lib.KVL_FORMAT}, but a different layout"),
         }.get(code)
 
     @property
@@ -236,9 +236,9 @@ class Handle:
         code = lib.kvl_check(self._ledger, _AT_FDCWD, os.fsencode(path), revision)
         reason = {
             lib.KVL_E_REPLACED: "was removed or replaced",
-            lib.KVL_E_DISPLACED: "has another registration in this slot",
+            lib.KVL_E_DISPLACED: "has a different registration in this slot",
             lib.KVL_E_SET_BACK: "was set back to an older state",
-            lib.KVL_E_UNLOCKED: "lost its lock, as when its descriptor is closed",
+            lib.KVL_E_UNLOCKED: "lost its lock (was its descriptor closed?)",
         }.get(code)
         if reason is None:
             _check(code, path)
@@ -457,7 +457,7 @@ _LAST_ERRNO = -1000  # codes below are the library's own
 def _check(code: int, subject: str) -> int:
     """Turn a negated errno into the :class:`OSError` it stands for, and a lost ledger into its own."""
     if code < _LAST_ERRNO:
-        raise DamagedLedgerError(errno.EIO, "the ledger was damaged: cut, overwritten or replaced", subject)
+        raise DamagedLedgerError(errno.EIO, "the ledger was damaged: truncated, overwritten or replaced", subject)
     if code < 0:
         raise OSError(-code, os.strerror(-code), subject)
     return code

@@ -258,7 +258,7 @@ class LedgerDirectory:
             binding.create_ledger(self._fd, check_gpu_id(gpu) + SUFFIX, self.new_file_mode)
         except OSError as error:
             where = f"{self.path}/{gpu}{SUFFIX}"
-            message = f"ledger {where} cannot be made: {error.strerror}; directory{ownership(self.path)}"
+            message = f"ledger {where} cannot be created: {error.strerror}; directory{ownership(self.path)}"
             raise LedgerDirectoryError(message) from error
 
     def set_aside(self, gpu: str, file: binding.FileStatus) -> bool:
@@ -294,7 +294,7 @@ class LedgerDirectory:
     def ownership_problem(self, uid: int, mode: int) -> str:
         """Return why a file of this owner and mode may not be relied on, or an empty text."""
         if mode & OTHERS_WRITE:
-            return f"may be written by everybody{describe(uid, mode)}; remove that permission"
+            return f"is writable by everyone{describe(uid, mode)}; remove that permission"
         trusted = {os.geteuid(), 0, self._status.st_uid}
         if uid not in trusted and not self._status.st_mode & GROUP_WRITE:
             return f"belongs to another user{describe(uid, mode)}; remove it"

@@ -23,7 +23,7 @@ def live_names_remark(names: Iterable[str]) -> str:
     there = sorted(set(names))
     more = len(there) - NAMED_INSTANCES
     named = ", ".join(there[:NAMED_INSTANCES]) + (f" and {more} more" if more > 0 else "")
-    return f"; live there: {named}" if there else ""
+    return f"; live instances there: {named}" if there else ""
 
 
 def not_found_message(snapshot: Snapshot, wanted: str = "", *, pattern: bool = False) -> str:
@@ -38,7 +38,7 @@ def not_found_message(snapshot: Snapshot, wanted: str = "", *, pattern: bool = F
     if snapshot.names:
         return f"{who} in {path}{live_names_remark(snapshot.names)}"
     if snapshot.unseen:
-        return f"{who} was seen in {path}, but not everything could be looked at: {'; '.join(snapshot.unseen)}"
+        return f"{who} was seen in {path}, but some files could not be read: {'; '.join(snapshot.unseen)}"
     return f"{who} in {path}{_how_to_start(snapshot)}{other_directories_remark(path)}"
 
 

@@ -94,8 +94,8 @@ def _publish_to_found(
 ) -> PublicationResult:
     attempt = _publish_to(found.replicas, nothing.limit_tokens, found.newest, note=note, may_restart=may_restart)
     if attempt is None:
-        warning = f"revisions are used up at {MAX_REVISION}: restart the engine, which begins at 0 again"
-        entries = tuple(_untouched(found.replicas, MemberResultStatus.FAILED, "revisions are used up"))
+        warning = f"revision {MAX_REVISION} is the last: restart the engine, which begins at 0 again"
+        entries = tuple(_untouched(found.replicas, MemberResultStatus.FAILED, "no revisions are left"))
         return replace(nothing, warnings=(warning,), gpus=entries)
     attempt.finish()
     warnings = (*warnings_for(found.replicas, nothing.limit_tokens), *found.refused)
@@ -151,7 +151,7 @@ class _Attempt:
     def _raise(self, member: Member) -> Update | None:
         """Raise one member: the pair that was replaced or that won, or None after a failure, which is noted."""
         if not member.ledger.writable:
-            self._note(member, MemberResultStatus.FAILED, member.slot.desired, "yours to read only")
+            self._note(member, MemberResultStatus.FAILED, member.slot.desired, "read-only for you")
             return None
         try:
             _, found = member.ledger.handle.raise_desired(
@@ -189,7 +189,7 @@ class _Attempt:
                 self._noted[_place(member)] = _entry(member, MemberResultStatus.FAILED, self.update, error)
 
 
-_NOT_WRITTEN = "not written: the replica's first member, which decides whose a revision is, could not be written"
+_NOT_WRITTEN = "not written: the replica's first member, which decides who owns the revision, could not be written"
 
 
 def _lost_since(member: Member, update: Update) -> str | None:
@@ -204,7 +204,9 @@ def _lost_since(member: Member, update: Update) -> str | None:
     kept = stored is not None and (stored == update or stored.revision > update.revision)
     if owned and kept and member.ledger.is_current():
         return None
-    return "the engine ended, or lost its ledger, while publishing; it may still apply this; look, or publish again"
+    return (
+        "the engine ended or lost its ledger during publication, but may still apply it; check status, or publish again"
+    )
 
 
 def _place(member: Member) -> tuple[str, int]:
@@ -283,7 +285,7 @@ def _status_of(statuses: set[MemberResultStatus]) -> PublicationStatus:
 
 def _failure(error: OSError) -> str:
     if isinstance(error, ProcessLookupError):
-        return "the engine ended or registered anew; publish again"
+        return "the engine ended or registered again; publish again"
     return f"{error.strerror} (errno {error.errno})"
 
 

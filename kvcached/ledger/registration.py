@@ -125,7 +125,7 @@ def _fault_of(ledger: Ledger, revision: int) -> MemberFault | None:
     try:
         reason = ledger.handle.check(ledger.path, revision)
     except binding.DamagedLedgerError:
-        return MemberFault(ledger.gpu, ledger.handle.file, "was cut or overwritten", damaged=True)
+        return MemberFault(ledger.gpu, ledger.handle.file, "was truncated or overwritten", damaged=True)
     except OSError:
         return None  # it could not be looked at, which says nothing about the file
     return None if reason is None else MemberFault(ledger.gpu, ledger.handle.file, reason, damaged=False)
@@ -225,7 +225,7 @@ def _find_holder(identity: Identity, directory: LedgerDirectory, *, apart_from: 
             same = (other.instance_name, other.replica) == (identity.instance_name, identity.replica)
             if same and slot.incarnation != apart_from:
                 return (
-                    f"instance {other.instance_name!r} (replica {other.replica}) runs already: {other.engine} with "
-                    f"pid {slot.pid} holds it in {ledger.path}; stop it or set another KVCACHED_INSTANCE_NAME"
+                    f"instance {other.instance_name!r} (replica {other.replica}) is already running: {other.engine} "
+                    f"with pid {slot.pid} is registered in {ledger.path}; stop it or set another KVCACHED_INSTANCE_NAME"
                 )
     return None

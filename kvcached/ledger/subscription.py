@@ -191,7 +191,7 @@ class Subscription:
             # A publisher killed between its last store and the doorbell leaves nothing to hear: look by oneself, too.
             registration.sleep(seen, min(deadline, time.monotonic() + HOUSEKEEPING_S))
         except OSError as error:  # the ledger is lost: the watcher registers anew
-            _log.debug("the ledger cannot be listened to: %s", error)
+            _log.debug("cannot wait on the ledger: %s", error)
             self._stopping.wait(min(DAMAGE_PAUSE_S, max(0.0, deadline - time.monotonic())))
         return False
 
@@ -223,9 +223,7 @@ class Subscription:
 
     def _reject_invalid(self, update: Update) -> None:
         """Settle a word that makes no sense, which only a broken or hostile publisher writes."""
-        _log.warning(
-            "revision %d has the limit %d, which means nothing: not applied", update.revision, update.limit_tokens
-        )
+        _log.warning("revision %d has the invalid limit %d: not applied", update.revision, update.limit_tokens)
         self._rejected = update
         self._settled_revision = max(self._settled_revision, update.revision)
         if self._report is not None:
@@ -260,7 +258,7 @@ class Subscription:
                     self._on_publication()
                 registration.sleep(seen, deadline)
         except OSError as error:
-            _log.debug("the ledger cannot be listened to: %s", error)
+            _log.debug("cannot wait on the ledger: %s", error)
             self._stopping.wait(DAMAGE_PAUSE_S)
 
     def _keep_registered(self) -> None:
@@ -314,13 +312,13 @@ class Subscription:
             self._damaged = ()
             self._write()
             self._registered.set()
-        _log.info("instance %s takes publications in %s", self._identity.instance_name, self._ledger_dir)
+        _log.info("instance %s accepts publications in %s", self._identity.instance_name, self._ledger_dir)
 
     def _warn(self, text: str) -> None:
         now = time.monotonic()
         if now >= self._next_warning:
             self._next_warning = now + WARN_AGAIN_S
-            _log.warning("the retention limit cannot be changed at run time for now: %s", text)
+            _log.warning("the retention limit cannot be changed at run time at the moment: %s", text)
 
 
 def _log_applied(report: Report) -> None:
@@ -335,5 +333,5 @@ def _as_invalid(report: Report, update: Update) -> Report:
         report,
         settled_revision=update.revision,
         outcome=Outcome.REJECTED_INVALID,
-        reason=f"revision {update.revision} carries the limit {update.limit_tokens}, which means nothing",
+        reason=f"revision {update.revision} has the invalid limit {update.limit_tokens}",
     )

@@ -79,7 +79,7 @@ def _watch(ledger_dir: str) -> int:
             told_at = seen - CHATS
         print(f"{seen:>9,} {now:>6.3f} {long:>6.3f}  {'changing' if told else 'steady'}", flush=True)
     checks = {
-        f"all {CHATS + DOCUMENTS:,} requests were seen": seen == CHATS + DOCUMENTS,
+        f"all {CHATS + DOCUMENTS:,} requests seen": seen == CHATS + DOCUMENTS,
         f"the window now ends at {now:.3f}, the new traffic's rate is {DOCUMENT_RATE:.3f}": (
             abs(now - DOCUMENT_RATE) <= FOLLOWS_WITHIN
         ),

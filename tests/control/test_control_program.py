@@ -306,5 +306,5 @@ def test_if_incarnation_is_what_status_shows(control: Control, toys: Toys) -> No
     toys.start("chat")
     for extra in ((), ("--dry-run",)):
         result = control.run(*words, *extra)
-        assert (result.returncode, "restarted or registered anew" in result.stderr) == (5, True)
+        assert (result.returncode, "restarted or registered again" in result.stderr) == (5, True)
     assert control.run("set", "5k", "--instance", "chat", "--if-incarnation", "xyz").returncode == 2

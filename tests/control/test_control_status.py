@@ -54,7 +54,7 @@ def test_remarks_give_the_reason(control: Control, toys: Toys) -> None:
     assert "RuntimeError: the block table is locked" in text
     assert "10,000 tokens above the limit are not evictable now" in text
     assert "not controlled: hook target Scheduler.evict is missing" in text
-    assert "r1 0 is published and not taken over yet" in text
+    assert "r1 0 is published but not applied yet" in text
 
 
 def test_what_is_held_does_not_count_the_block_that_is_kept(control: Control, toys: Toys) -> None:

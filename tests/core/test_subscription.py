@@ -465,7 +465,7 @@ def test_truncated_ledger_does_not_end_the_process(
         subscription.poll()
         subscription.acknowledge(policy.report())
         policy.update(Update(policy.settled_revision + 1, 5))
-    until(lambda: "cpu-1 was cut or overwritten" in caplog.text)
+    until(lambda: "cpu-1 was truncated or overwritten" in caplog.text)
     until(lambda: subscription.registered)
 
 

@@ -51,7 +51,7 @@ def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of these commands."""
     parser = _Parser(
         prog=PROGRAM,
-        description="Change how many idle prefix-cache tokens running LLM engines keep, and see what they keep.",
+        description="Show and change how many idle prefix-cache tokens running LLM engines keep.",
         epilog="example:\n  kvcached-control set 16k --instance my-model --wait",
     )
     parser.add_argument("-V", "--version", action="version", version=f"{PROGRAM} {__version__}")
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _conclude(code, output)
         if "--json" in words and code != exit_codes.OK and not output.said:
             reason = "".join(errors.said).strip().removeprefix(f"{PROGRAM}: ")
-            print(json.dumps({"error": reason or f"ended with exit code {code}"}))
+            print(json.dumps({"error": reason or f"failed with exit code {code}"}))
     return code
 
 

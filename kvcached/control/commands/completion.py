@@ -18,9 +18,8 @@ examples:
   source <(kvcached-control completion bash)
   kvcached-control completion zsh > ~/.zfunc/_kvcached-control
   kvcached-control completion names
-"names" prints the names of the live instances, which is what the scripts ask
-for. The scripts are made by the package shtab (pip install shtab); they do
-not need it afterwards."""
+"names" prints the names of the live instances; the scripts call it. Making a
+script needs the package shtab (pip install shtab); using it does not."""
 
 _INSTANCES = "_kvcached_control_instances"
 _LIMITS = "_kvcached_control_limits"
@@ -76,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         import shtab  # noqa: PLC0415 - an optional package
     except ImportError as error:
-        complain(f"scripts are made by the package shtab ({error}); pip install shtab")
+        complain(f"completion needs the package shtab ({error}); pip install shtab")
         return exit_codes.PROBLEM
     from kvcached.control.commands.command_line import build_parser  # noqa: PLC0415 - it imports this module
 

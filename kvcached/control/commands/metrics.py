@@ -20,12 +20,12 @@ examples:
   kvcached-control metrics --format prometheus > kvcached.prom
   kvcached-control metrics --port 9477
 Needs the package prometheus_client (pip install prometheus-client). Nobody is
-asked for a password: whoever may connect to the address may read the figures."""
+asked for a password: whoever can connect to the address can read the metrics."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = commands.add_parser("metrics", help="print or serve the figures for Prometheus", epilog=EPILOG)
+    parser = commands.add_parser("metrics", help="print or serve metrics for Prometheus", epilog=EPILOG)
     add_ledger_dir(parser)
     parser.add_argument("--port", metavar="P", type=port, help="serve over HTTP until interrupted (0: any free port)")
     parser.add_argument(
@@ -35,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--format",
         choices=("openmetrics", "prometheus"),
         default="openmetrics",
-        help="what is printed: OpenMetrics, or the older text that node_exporter reads from files",
+        help="the format to print: OpenMetrics, or the older text format that node_exporter reads from files",
     )
     parser.set_defaults(run=run)
 

@@ -24,7 +24,7 @@ def take_advice(arguments: argparse.Namespace, directory: str) -> int | None:
     Replicas are told one limit, so it is the largest one that is advised for any of them.
     """
     if is_pattern(arguments.instance):
-        message = "--of-max goes with one instance, by its name: each has traffic of its own"
+        message = "--of-max needs one instance name: each instance has its own traffic"
         raise SettingsError(message)
     goal = Goal(share=arguments.of_max)
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KERNEL = "locks, futex"
-_REINSTALL = "reinstall kvcached-control into this Python with pip, which builds the library"
+_REINSTALL = "reinstall kvcached-control in this Python with pip, which builds the library"
 _PATIENCE_S = 2.0
 
 
@@ -45,8 +45,8 @@ def _check_kernel() -> Finding:
         with tempfile.TemporaryDirectory(prefix="kvcached-doctor-") as folder, _two_handles(folder) as handles:
             return _use(*handles)
     except (OSError, binding.RefusedLedgerError) as error:
-        text = f"not tried, because no ledger could be made in a temporary folder: {error}"
-        return Finding(NOTE, KERNEL, text, "set TMPDIR to a folder that may be written")
+        text = f"not tested: no ledger could be created in a temporary folder: {error}"
+        return Finding(NOTE, KERNEL, text, "set TMPDIR to a writable folder")
 
 
 @contextmanager
@@ -72,12 +72,12 @@ def _use(owner: binding.Handle, caller: binding.Handle) -> Finding:
         caller.ring(binding.PUBLISHED)
         rang = owner.wait(binding.PUBLISHED, seen, time.monotonic() + _PATIENCE_S)
     except OSError as error:
-        text = f"no engine can register, and nobody can see who is alive: {error.strerror}"
+        text = f"engines cannot register, and callers cannot see which are alive: {error.strerror}"
         return Finding(PROBLEM, KERNEL, text, "allow fcntl(F_OFD_SETLK, F_OFD_GETLK) in this sandbox")
     if not alive:
-        text = "a test engine that holds its lock is not seen as alive"
+        text = "a test engine that holds its lock does not appear to be alive"
         return Finding(PROBLEM, KERNEL, text, "allow fcntl(F_OFD_SETLK, F_OFD_GETLK) in this sandbox")
     if not rang:
-        remedy = "allow futex in this sandbox; without it nobody can wait for an engine"
-        return Finding(PROBLEM, KERNEL, "a doorbell that was rung in a test ledger woke nobody", remedy)
-    return Finding(OK, KERNEL, "a test ledger took a registration, a publication and a doorbell")
+        remedy = "allow futex in this sandbox; without it no command can wait for an engine"
+        return Finding(PROBLEM, KERNEL, "the doorbell of a test ledger woke no waiter", remedy)
+    return Finding(OK, KERNEL, "registration, publication and doorbell work in a test ledger")

@@ -145,17 +145,17 @@ class _Waiter:
         if rejections:
             return replace(self._end(applied=False), rejections=rejections)
         if any(self._is_overtaken(replica) for replica in replicas):
-            newer = self._end(applied=False, warning="a newer publication was applied meanwhile")
+            newer = self._end(applied=False, warning="a newer publication was applied in the meantime")
             return replace(newer, status=SUPERSEDED)
         restarted = [replica.slot.identity.replica for replica in replicas if self._is_restarted(replica)]
         if restarted:
-            warning = f"replica {restarted[0]} was restarted meanwhile, which drops the publication; publish again"
+            warning = f"replica {restarted[0]} restarted in the meantime, which drops the publication; publish again"
             return replace(self._end(applied=False, warning=warning), engine_ended=True)
         return None
 
     def _gone(self, index: int, snapshot: Snapshot) -> PublicationResult:
         why = f": {snapshot.reason}" if snapshot.reason else ""
-        warning = f"replica {index} ended while waiting for it, which drops the publication{why}"
+        warning = f"replica {index} ended during the wait, which drops the publication{why}"
         return replace(self._end(applied=False, warning=warning), engine_ended=True)
 
     def _is_restarted(self, replica: Replica) -> bool:

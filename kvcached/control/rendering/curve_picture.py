@@ -68,7 +68,7 @@ def _draw(panel: Axes, advice: Advice, runs: Mapping[int, float]) -> None:
     _mark_limit(panel, advice, limits)
     room = curve.room_tokens
     if limits[0] < room < limits[-1]:
-        panel.axvspan(room, limits[-1], color=FAINT, alpha=0.15, lw=0, label="more than requests leave")
+        panel.axvspan(room, limits[-1], color=FAINT, alpha=0.15, lw=0, label="beyond the free space")
     if advice.advised_limit_tokens is not None:
         at = max(advice.advised_limit_tokens, limits[0])
         panel.plot([at], [advice.wanted or 0.0], "*", ms=19, color=ADVICE, mec="white", label="advice", zorder=5)

@@ -232,11 +232,11 @@ def _note(scheduler: Any) -> str:  # noqa: ANN401
     remarks = []
     policy = str(getattr(args, "radix_eviction_policy", "lru")).lower()
     if policy != "lru":
-        remarks.append(f"the cache evicts by {policy}, and the curve is for least recently used first")
+        remarks.append(f"the cache evicts by {policy}, but the curve assumes least recently used first")
     if getattr(args, "enable_streaming_session", False):
         remarks.append("requests of streaming sessions are not observed")
     if getattr(args, "disaggregation_mode", None) == "decode" and not _is_callable(PREBUILT):
-        remarks.append("this SGLang does not say which requests a decode server takes over: none is observed")
+        remarks.append("this SGLang does not say which requests a decode server takes over, so none are observed")
     if getattr(scheduler.tree_cache, "disable", False):
-        remarks.append("the prefix cache is switched off: nothing is retained at any limit")
+        remarks.append("the prefix cache is off, so nothing is retained at any limit")
     return "; ".join(remarks)

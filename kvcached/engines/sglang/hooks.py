@@ -52,7 +52,7 @@ def _guarded(hook: Callable[_P, _T]) -> Callable[_P, _T | None]:
         except Exception as error:  # noqa: BLE001 - a fault of ours must not take serving down
             if (hook.__name__, type(error)) not in _logged_failures:
                 _logged_failures.add((hook.__name__, type(error)))
-                _log.exception("%s failed; the engine serves on (said once)", hook.__name__)
+                _log.exception("%s failed; the engine keeps serving (logged once)", hook.__name__)
             return None
 
     return guarded
@@ -166,7 +166,7 @@ class SchedulerHooks:
         reason = str(error)
         if not isinstance(error, UnsupportedCacheError):
             reason = f"{type(error).__name__}: {error}"
-            _log.error("this scheduler cannot be governed", exc_info=error)
+            _log.error("this scheduler cannot be controlled", exc_info=error)
         source, self._replica, self._source, self._advisor = self._source, None, None, None
         if source is not None:
             source.close()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvcached.settings import Settings
     from kvcached.values import Identity
 
-UNGOVERNED = "%s; serving on with a prefix cache that kvcached does not govern"
+UNGOVERNED = "%s; serving continues with a prefix cache that kvcached does not control"
 """What a process says that is left alone, as the log's format of a reason."""
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def refuse_or_warn(settings: Settings, reason: str) -> None:
     """Say once that nothing is governed here; with ``KVCACHED_STRICT=1`` raise ``SystemExit`` instead."""
     if settings.strict:
-        message = f"kvcached: {reason}; KVCACHED_STRICT=1 forbids to serve like that"
+        message = f"kvcached: {reason}; KVCACHED_STRICT=1 forbids serving without control"
         raise SystemExit(message)
     _log.error(UNGOVERNED, reason)
 

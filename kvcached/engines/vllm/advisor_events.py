@@ -184,7 +184,7 @@ def _note(scheduler: Any) -> str:  # noqa: ANN401
     """Return what users should know of the curve of this engine."""
     notes = []
     if len(scheduler.kv_cache_manager.coordinator.single_type_managers) > 1:
-        notes.append("several KV-cache groups: the curve is that of full attention, and rough")
+        notes.append("several KV-cache groups: the curve is for full attention, and approximate")
     if getattr(scheduler, "connector", None) is not None:
-        notes.append("measured hits leave out those of the KV connector")
+        notes.append("measured hits do not include those of the KV connector")
     return "; ".join(notes)

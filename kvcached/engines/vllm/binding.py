@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 EXTERNALLY_LAUNCHED = (
-    "it was started by an external launcher (torchrun): each rank has a scheduler of its own and all must "
+    "it was started by an external launcher (torchrun): each rank has its own scheduler, and all must "
     "decide alike, which a limit that reaches them at different steps would break"
 )
 
@@ -149,7 +149,7 @@ def _cache_manager(targets: Targets, engine: Any) -> Any:  # noqa: ANN401
         raise UnsupportedEngineError(CACHING_OFF)
     for part, known in ((pool, targets.block_pool), (pool.free_block_queue, targets.free_queue)):
         if type(part) is not known:
-            reason = f"its block pool has a {type(part).__qualname__} in the place of vLLM's own {known.__qualname__}"
+            reason = f"its block pool has a {type(part).__qualname__} instead of vLLM's own {known.__qualname__}"
             raise UnsupportedEngineError(reason)
     if not group_block_tokens(manager):
         reason = "none of the model's KV-cache groups can be cached"

@@ -106,7 +106,7 @@ def _at_shutdown(engine: Any) -> None:  # noqa: ANN401
         if governor is not None:
             governor.on_shutdown()
     except Exception:  # noqa: BLE001
-        _log.warning("the ledger slot was not given back; it is dead once this process ends", exc_info=True)
+        _log.warning("the ledger slot could not be released; it becomes free when this process ends", exc_info=True)
 
 
 def _refuse_early(engine: Any) -> None:  # noqa: ANN401
@@ -116,7 +116,7 @@ def _refuse_early(engine: Any) -> None:  # noqa: ANN401
     except UnsupportedEngineError as error:
         raise _refusal(str(error)) from error
     except Exception:  # noqa: BLE001 - it is looked at again when it is bound
-        _log.debug("this engine could not be looked at while it was built", exc_info=True)
+        _log.debug("this engine could not be inspected while it was built", exc_info=True)
 
 
 def _bind(targets: Targets, engine: Any) -> Governor | InprocGovernor | Uncontrolled:  # noqa: ANN401
@@ -132,7 +132,7 @@ def _bind(targets: Targets, engine: Any) -> Governor | InprocGovernor | Uncontro
         reason = str(error)
         if not isinstance(error, UnsupportedEngineError):
             reason = f"{type(error).__name__}: {error}"
-            _log.info("what went wrong while this engine was brought under control:", exc_info=True)
+            _log.info("the error that kept this engine from being controlled:", exc_info=True)
         if settings.strict:
             raise _refusal(reason) from error
         governor = unsupported.leave_alone(settings, engine, targets.version, reason)
@@ -149,7 +149,9 @@ def _end_control(engine: Any, error: Exception) -> None:  # noqa: ANN401
     governor = engine.__dict__.get(_GOVERNOR)
     if isinstance(governor, Uncontrolled):
         return
-    _log.error("run-time control of this engine ended by an error of its own; the engine serves on", exc_info=error)
+    _log.error(
+        "run-time control of this engine ended after an internal error; the engine keeps serving", exc_info=error
+    )
     engine.__dict__[_GOVERNOR] = Uncontrolled()
     if governor is None:
         return
@@ -158,4 +160,4 @@ def _end_control(engine: Any, error: Exception) -> None:  # noqa: ANN401
     try:
         governor.detach()
     except Exception:  # noqa: BLE001
-        _log.warning("some methods of this engine were not given back", exc_info=True)
+        _log.warning("some methods of this engine could not be restored", exc_info=True)

@@ -88,7 +88,7 @@ def check_pool_model(block_pool: type[Any]) -> None:
         reason = f"vLLM's BlockPool does not work as expected ({type(error).__name__}: {error})"
         raise UnsupportedEngineError(reason) from error
     if [*seen, *order] != [2, 0, 1, 1, 1, 1, 1, 0, True]:
-        reason = f"vLLM's BlockPool orders its free queue in another way than expected ({seen}, {order})"
+        reason = f"vLLM's BlockPool orders its free queue differently than expected ({seen}, {order})"
         raise UnsupportedEngineError(reason)
 
 

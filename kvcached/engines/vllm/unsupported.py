@@ -83,7 +83,7 @@ def report_failure(subscription: Subscription | None, reason: str) -> Uncontroll
     try:
         subscription.acknowledge(unsupported_report(reason))
     except Exception:  # noqa: BLE001 - the last resort of a plugin that failed already
-        _log.warning("the ledger slot could not be told either", exc_info=True)
+        _log.warning("and the ledger slot could not be updated", exc_info=True)
     return Uncontrolled(subscription)
 
 
