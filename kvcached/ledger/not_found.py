@@ -23,7 +23,7 @@ def live_names_remark(names: Iterable[str]) -> str:
     there = sorted(set(names))
     more = len(there) - NAMED_INSTANCES
     named = ", ".join(there[:NAMED_INSTANCES]) + (f" and {more} more" if more > 0 else "")
-    return f"; live instances there: {named}" if there else ""
+    return f"; live there: {named}" if there else ""
 
 
 def not_found_message(snapshot: Snapshot, wanted: str = "", *, pattern: bool = False) -> str:
@@ -46,7 +46,7 @@ def _how_to_start(snapshot: Snapshot) -> str:
     """Return how a directory comes into being, if no engine ever used this one."""
     if snapshot.fault not in (None, Fault.ABSENT) or snapshot.files:
         return ""
-    return "; start an engine with the plugin, or try one: python -m kvcached.rig --linger 60"
+    return "; start an engine with the plugin, or try one: python -m kvcached.rig --instance chat --linger 600"
 
 
 def other_directories_remark(path: str) -> str:

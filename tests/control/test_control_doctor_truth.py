@@ -237,7 +237,7 @@ def test_package_is_found_wherever_an_engines_python_looks(control: Control, tmp
         assert said(found, "kvcached-control is not installed in its Python", f"{python} -m pip")
         install(prefix / "lib/python3/dist-packages", "kvcached-0.1.6")
         found = report(control.command("doctor", "--pid", pid))["problem"]
-        assert said(found, "kvcached-0.1.6, which is another project's")
+        assert said(found, "kvcached-0.1.6, which is another project, and not kvcached-control")
         for folder in ("usr/local/lib/python3.12/dist-packages", ".local/lib/python3.12/site-packages", "path"):
             install(tmp_path / folder, "kvcached_control-0.1.0", OURS)
             environment = {"PYTHONPATH": str(tmp_path / "path")}

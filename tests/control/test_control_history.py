@@ -36,8 +36,7 @@ def test_record_that_lost_the_older_ones_says_so(control: Control, toys: Toys) -
     text = control.run("status", "--history", "--instance", "inst-1").stdout
     assert "nothing was published" not in text
     assert text.endswith(
-        "the record keeps the last 64 publications of each GPU, to all instances together; "
-        "none to inst-1 is left in it\n"
+        "the record keeps the last 64 publications of each GPU, to all instances together; none to inst-1 is in it\n"
     )
     assert "older ones are gone" in control.run("status", "--history", "--instance", "inst-39").stdout
     found = control.json("status", "--history", "--instance", "inst-39")

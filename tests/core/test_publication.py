@@ -454,4 +454,4 @@ def test_wait_notices_that_the_engine_ended(ledger_dir: Path, subscribe: Subscri
     engine.close()
     result = wait_until_applied(result, str(ledger_dir), 60)
     assert result.applied is False
-    assert "replica 0 ended while waiting" in result.warnings[-1]
+    assert "replica 0 ended during the wait" in result.warnings[-1]

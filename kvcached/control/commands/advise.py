@@ -46,8 +46,8 @@ examples:
   kvcached-control advise --instance my-model --plot curve.png
   kvcached-control set --of-max 0.9 --instance my-model
 exit codes:
-  0 a limit is advised for every replica      1 no advice for at least one, with the reason
-  2 wrong usage                               3 no such instance"""
+  0 a limit is advised for every replica   1 none for at least one, and why
+  2 wrong usage                            3 no such instance"""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -124,7 +124,7 @@ def _print(name: str, advice: Advice, goal: Goal, *, alone: bool, plot: bool) ->
         _line(
             "attainable",
             advice.attainable,
-            f"with all {limit_text(curve.room_tokens)} tokens of free space that running requests leave",
+            f"in the {limit_text(curve.room_tokens)} tokens that running requests do not use",
         )
     if advice.advised_limit_tokens is not None:
         _line("advice", advice.wanted, f"{styled(limit_phrase(advice), STRONG, colour=colour)} for {goal.describe()}")

@@ -27,8 +27,8 @@ examples:
   kvcached-control status --instance my-model
   kvcached-control status --history
 exit codes:
-  0 shown   1 a ledger cannot be used, or two engines have one name   2 wrong usage
-  3 no such instance or directory"""
+  0 shown           1 a ledger cannot be used, or two engines have one name
+  2 wrong usage     3 no such instance or directory"""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

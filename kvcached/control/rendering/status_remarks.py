@@ -56,7 +56,7 @@ def _outcome(replica: ReplicaStatus) -> Iterator[tuple[str, str]]:
         yield f"eviction failed {replica.eviction_errors} time(s), tried again at the next release: {reason}", BAD
     elif replica.outcome is Outcome.HELD and excess > 0:
         yield (
-            f"{count(excess)} tokens above the limit cannot be evicted now; they are evicted when they are released",
+            f"{count(excess)} tokens above the limit cannot be evicted now; they will be once they are released",
             BUSY,
         )
 
