@@ -1,4 +1,4 @@
-"""The plain values that every layer speaks: limits, updates, outcomes, reports.
+"""The plain values that every layer speaks: bounds, updates, outcomes, reports.
 
 Nothing here touches a file, an engine or the native library, so any module may import it. All sizes are in tokens.
 """
@@ -22,6 +22,16 @@ MAX_REVISION = 2**32 - 1
 """The last revision that a ledger word can carry: 136 years at one a second."""
 
 
+class Bound(enum.Enum):
+    """What a publication bounds: each slot carries a desired word for either, and each has revisions of its own.
+
+    The *limit* bounds idle tokens, the *cap* all tokens of KV, in use and idle.
+    """
+
+    LIMIT = "limit"
+    CAP = "cap"
+
+
 class Outcome(enum.Enum):
     """What became of the newest publication, as the engine reports it; the value is the text users see in JSON."""
 
@@ -33,6 +43,7 @@ class Outcome(enum.Enum):
     REJECTED_PIPELINE_PARALLEL = "rejected_pipeline_parallel"
     REJECTED_INVALID = "rejected_invalid"
     UNSUPPORTED_ENGINE = "unsupported_engine"
+    REJECTED_BELOW_FLOOR = "rejected_below_floor"
 
     @property
     def rejected(self) -> bool:
@@ -41,19 +52,26 @@ class Outcome(enum.Enum):
 
 
 _REJECTIONS = frozenset(
-    {Outcome.REJECTED_PIPELINE_PARALLEL, Outcome.REJECTED_INVALID, Outcome.UNSUPPORTED_ENGINE},
+    {
+        Outcome.REJECTED_PIPELINE_PARALLEL,
+        Outcome.REJECTED_INVALID,
+        Outcome.UNSUPPORTED_ENGINE,
+        Outcome.REJECTED_BELOW_FLOOR,
+    },
 )
 
 
 @dataclass(frozen=True)
 class Update:
-    """One publication: a revision and the limit that belongs to it.
+    """One publication: what it bounds, a revision, and the tokens that belong to it.
 
     Picklable and without behaviour, because it rides an engine's own request broadcast from rank 0 to all ranks.
+    Revisions of the two bounds have nothing to do with each other.
     """
 
     revision: int
     limit_tokens: int
+    bound: Bound = Bound.LIMIT
 
 
 def kept_tokens(limit_tokens: int, block_tokens: int) -> int:
@@ -62,14 +80,14 @@ def kept_tokens(limit_tokens: int, block_tokens: int) -> int:
 
 
 def pack(update: Update) -> int:
-    """Return the 64-bit ledger word of a pair: revision in the upper half, limit (signed) in the lower."""
+    """Return the 64-bit ledger word of a pair: revision in the upper half, tokens (signed) in the lower."""
     return update.revision << 32 | update.limit_tokens & 0xFFFFFFFF
 
 
-def unpack(word: int) -> Update:
-    """Return the pair that a 64-bit ledger word stands for."""
+def unpack(word: int, bound: Bound = Bound.LIMIT) -> Update:
+    """Return the pair that a 64-bit ledger word of ``bound`` says."""
     limit = word & 0xFFFFFFFF
-    return Update(word >> 32, limit - 2**32 if limit >= 2**31 else limit)
+    return Update(word >> 32, limit - 2**32 if limit >= 2**31 else limit, bound)
 
 
 def incarnation_text(incarnations: Iterable[int]) -> str:
@@ -95,14 +113,43 @@ class Identity:
     pp_size: int
     startup_limit_tokens: int
     block_tokens: int
+    startup_cap_tokens: int = UNLIMITED
+
+    def startup(self, bound: Bound) -> Update:
+        """Return the pair that is in force until the first publication of ``bound``."""
+        tokens = self.startup_cap_tokens if bound is Bound.CAP else self.startup_limit_tokens
+        return Update(0, tokens, bound)
+
+
+@dataclass(frozen=True)
+class BoundReport:
+    """What an engine says of one bound: the pair in force, and what became of the newest publication.
+
+    ``settled_revision`` is the newest revision that was applied or rejected; it runs ahead of ``applied.revision``
+    exactly while the newest publication stands rejected.
+    """
+
+    applied: Update
+    settled_revision: int
+    outcome: Outcome
+    reason: str
+
+
+NO_CAP_REASON = "this release of the plugin does not bound KV capacity"
+NO_RETURNS_REASON = "this release of the plugin returns no memory"
+
+NO_CAP = BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.UNSUPPORTED_ENGINE, NO_CAP_REASON)
+"""The cap's report of an engine that knows no cap: it is never handed one, and who publishes one is told."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an engine says of itself: the pair in force, what became of the newest publication, and its figures.
+    """What an engine says of itself: what holds and what became of the newest publication, and its figures.
 
-    ``settled_revision`` is the newest revision that was applied or rejected; it runs ahead of ``applied.revision``
-    exactly while the newest publication stands rejected.
+    ``applied``, ``settled_revision``, ``outcome`` and ``reason`` are those of the limit; ``cap`` has the cap's.
+    ``token_bytes`` is what one token of KV takes over all ranks, 0 where the engine cannot say. ``pool_bytes`` is the
+    KV memory of all ranks, of which ``resident_bytes`` hold memory now and ``returned_bytes`` are back with the
+    operating system or the device's driver; ``returns`` is ``yes``, or why memory is not returned.
     """
 
     applied: Update
@@ -114,6 +161,18 @@ class Report:
     capacity_tokens: int
     evicted_tokens: int
     eviction_errors: int
+    cap: BoundReport = NO_CAP
+    token_bytes: int = 0
+    pool_bytes: int = 0
+    resident_bytes: int = 0
+    returned_bytes: int = 0
+    returns: str = NO_RETURNS_REASON
+
+    def of(self, bound: Bound) -> BoundReport:
+        """Return what is said of ``bound``."""
+        if bound is Bound.CAP:
+            return self.cap
+        return BoundReport(self.applied, self.settled_revision, self.outcome, self.reason)
 
 
 def unsupported_report(reason: str, settled_revision: int = 0) -> Report:
@@ -128,4 +187,6 @@ def unsupported_report(reason: str, settled_revision: int = 0) -> Report:
         capacity_tokens=0,
         evicted_tokens=0,
         eviction_errors=0,
+        cap=BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.UNSUPPORTED_ENGINE, reason),
+        returns=reason,
     )

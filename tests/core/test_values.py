@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcached.limits import format_limit, parse_limit
 from kvcached.settings import SettingsError, check_gpu_id, check_instance_name, choose_ledger_dir, read_settings
-from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Update, pack, unpack
+from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Bound, Update, pack, unpack
+
+
+@given(st.integers(0, MAX_REVISION), st.integers(-(2**31), MAX_LIMIT_TOKENS), st.sampled_from(Bound))
+def test_word_round_trip(revision: int, limit: int, bound: Bound) -> None:
+    """Every revision and limit that fits a word comes back from it unchanged."""
+    word = pack(Update(revision, limit, bound))
+    assert 0 <= word < 2**64
+    assert unpack(word, bound) == Update(revision, limit, bound)
 
 
 @given(st.integers(0, MAX_REVISION), st.integers(-(2**31), MAX_LIMIT_TOKENS))
-def test_word_round_trip(revision: int, limit: int) -> None:
-    """Every revision and limit that fits a word comes back from it unchanged."""
-    word = pack(Update(revision, limit))
-    assert 0 <= word < 2**64
-    assert unpack(word) == Update(revision, limit)
+def test_update_survives_the_broadcast_of_an_engine(revision: int, limit: int) -> None:
+    """An update is pickled and read back as it was, and one of a cap is never equal to one of a limit."""
+    cap, of_limit = Update(revision, limit, Bound.CAP), Update(revision, limit)
+    assert pickle.loads(pickle.dumps(cap)) == cap  # noqa: S301 - what engines do with their own messages
+    assert cap != of_limit
 
 
 @pytest.mark.parametrize(
