@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 
 from kvcached.errors import KvcachedError
+from kvcached.light_dataclasses import dataclass
 from kvcached.limits import parse_startup_limit
 from kvcached.values import MAX_LIMIT_TOKENS, UNLIMITED
 

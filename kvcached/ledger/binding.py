@@ -10,9 +10,9 @@ import errno
 import math
 import os
 import time
-from dataclasses import dataclass
 
 from kvcached.errors import KvcachedError
+from kvcached.light_dataclasses import dataclass
 from kvcached.values import Identity, Outcome, Report, Update, pack, unpack
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds

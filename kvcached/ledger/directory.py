@@ -11,11 +11,11 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
 from kvcached.errors import KvcachedError
 from kvcached.ledger import binding
 from kvcached.ledger.ownership import GROUP_WRITE, OTHERS_WRITE, describe, directory_problem, ownership
+from kvcached.light_dataclasses import dataclass
 from kvcached.settings import SettingsError, check_gpu_id, default_ledger_dir
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from kvcached.ledger.directory import Fault, LedgerDirectoryError
 from kvcached.ledger.snapshot import take_snapshot
+from kvcached.light_dataclasses import dataclass
 from kvcached.settings import choose_ledger_dir
 from kvcached.values import incarnation_text
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 
 from kvcached.ledger import binding
 from kvcached.ledger.addressees import Addressees, Obstacle, look_up, unusable, warnings_for
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.ledger.results import MemberResult, MemberResultStatus, PublicationResult, PublicationStatus, Rejection
+from kvcached.light_dataclasses import replace
 from kvcached.program_name import program_name
 from kvcached.values import MAX_REVISION, UNLIMITED, Update, incarnation_text
 

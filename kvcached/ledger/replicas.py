@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from itertools import pairwise
 
+from kvcached.light_dataclasses import dataclass
 from kvcached.settings import is_instance_name
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds

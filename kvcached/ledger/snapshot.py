@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import enum
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from kvcached.ledger.directory import Fault, LedgerDirectory, LedgerDirectoryError, Refusal
 from kvcached.ledger.replicas import Member, find_conflict, group_members, is_legal
+from kvcached.light_dataclasses import dataclass
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from kvcached.control.ending_signals import code_of, raising_signals
 from kvcached.control.queries.instance_patterns import ANY, check_name_or_pattern, is_pattern
 from kvcached.control.rendering.text import complain, say
 from kvcached.ledger.publication import publish
+from kvcached.light_dataclasses import replace
 from kvcached.limits import format_limit
 from kvcached.settings import SettingsError, choose_ledger_dir
 
@@ -227,8 +228,6 @@ def _wait(
 
 def _not_waited(result: PublicationResult) -> PublicationResult:
     """Return what ``--wait`` promises in JSON also where there was nothing to wait for."""
-    from dataclasses import replace  # noqa: PLC0415 - only this rare path needs it
-
     return replace(result, applied=False, waited_s=0.0)
 
 

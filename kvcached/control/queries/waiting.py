@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 from kvcached.ledger import ACKNOWLEDGED
 from kvcached.ledger.publication import SUPERSEDED, Rejection
 from kvcached.ledger.snapshot import look_again, open_snapshot
+from kvcached.light_dataclasses import dataclass, replace
 from kvcached.values import UNLIMITED, Outcome, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
