@@ -11,11 +11,10 @@ import math
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 PAGE_BYTES = 4096
 PAGE_VERSION = 1

@@ -234,23 +234,3 @@ def test_light_imports(module: str) -> None:
     code = f"import {module}, sys; print(*{heavy} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == []
-
-
-@pytest.mark.parametrize("module", ["kvcached.control.__main__", "kvcached.control.commands.command_line"])
-def test_command_line_starts_without_slow_modules(module: str) -> None:
-    """The command line imports no module that costs its start milliseconds without being needed."""
-    slow = {
-        "typing",
-        "pathlib",
-        "logging",
-        "asyncio",
-        "socket",
-        "subprocess",
-        "tempfile",
-        "unittest",
-        "importlib.metadata",
-    }
-    code = f"import {module}, sys; print(*{slow} & set(sys.modules))"
-    command = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert result.stdout.split() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_json, add_ledger_dir, instance_name, share
@@ -32,7 +33,6 @@ from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.snapshot import take_snapshot
 from kvcached.settings import choose_ledger_dir
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence

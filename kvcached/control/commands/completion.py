@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_ledger_dir
 from kvcached.control.rendering.text import complain
 from kvcached.ledger.snapshot import take_snapshot
 from kvcached.settings import choose_ledger_dir
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator

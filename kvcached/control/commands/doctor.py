@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_json, add_ledger_dir, process_id
 from kvcached.settings import choose_ledger_dir
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_ledger_dir, port
 from kvcached.control.rendering.text import complain
 from kvcached.settings import choose_ledger_dir
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
-    from typing import NoReturn
 
 LOOPBACK = "127.0.0.1"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from kvcached.arguments import MAX_NOTE_BYTES
 from kvcached.control import exit_codes
@@ -13,7 +14,6 @@ from kvcached.ledger.directory import LedgerDirectoryError
 from kvcached.ledger.results import PublicationResult, PublicationStatus
 from kvcached.settings import SettingsError
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
 

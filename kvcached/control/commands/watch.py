@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_ledger_dir, instance_name, interval
@@ -12,11 +13,9 @@ from kvcached.control.rendering.text import complain
 from kvcached.ledger.directory import LedgerDirectoryError
 from kvcached.settings import choose_ledger_dir
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
-    from typing import Any, NoReturn
 
     from kvcached.control.queries.directory_view import View
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from kvcached.advisor.curve import limit_for, value_at
 from kvcached.advisor.page import STOPPED, PageError
@@ -17,10 +18,7 @@ from kvcached.ledger.replicas import find_conflict
 from kvcached.ledger.snapshot import look_at
 from kvcached.limits import format_limit
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from typing import Any
-
     from kvcached.advisor.page import Page, PageWindow
     from kvcached.ledger.replicas import Replica
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import matplotlib as mpl
 
 mpl.use("Agg")
@@ -12,7 +14,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from kvcached.control.queries.recommendation import PROMISE
 from kvcached.control.rendering.curve_text import short
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
