@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvcached.ledger.contents import FileStatus
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
     from kvcached.values import Identity, Report, Update
 
 LOCK_PATIENCE_S = 0.02

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kvcached.ledger.contents import Slot
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
 
 
 MAX_MEMBERS = 1024

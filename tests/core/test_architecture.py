@@ -29,12 +29,23 @@ ALLOWED = {
     "ledger/structs": {"ledger.contents", "values"},
     "ledger/binding": {"errors", "values", "ledger._declarations", "ledger.codes", "ledger.contents", "ledger.structs"},
     "ledger/ownership": set(),
-    "ledger/directory": {"ledger.binding", "ledger.codes", "ledger.contents", "errors", "ledger.ownership", "settings"},
+    "ledger/open_ledger": {"ledger.binding", "ledger.codes", "ledger.contents"},
+    "ledger/self_test": {"ledger.binding", "values"},
+    "ledger/directory": {
+        "ledger.binding",
+        "ledger.codes",
+        "ledger.contents",
+        "ledger.open_ledger",
+        "errors",
+        "ledger.ownership",
+        "settings",
+    },
     "ledger/registration": {
         "ledger.binding",
         "ledger.codes",
         "ledger.contents",
         "ledger.directory",
+        "ledger.open_ledger",
         "settings",
         "values",
     },
@@ -42,8 +53,8 @@ ALLOWED = {
     "ledger/settlement": {"ledger.registration", "ledger.resumption", "values"},
     "ledger/watcher": {"ledger.registration", "ledger.settlement", "values"},
     "ledger/subscription": {"ledger.registration", "ledger.settlement", "ledger.watcher", "values"},
-    "ledger/replicas": {"ledger.contents", "ledger.directory", "settings"},
-    "ledger/snapshot": {"ledger.directory", "ledger.replicas"},
+    "ledger/replicas": {"ledger.contents", "ledger.directory", "ledger.open_ledger", "settings"},
+    "ledger/snapshot": {"ledger.directory", "ledger.open_ledger", "ledger.replicas"},
     "ledger/instances": {"ledger.directory", "ledger.replicas", "settings", "ledger.snapshot", "values"},
     "ledger/not_found": {"ledger.directory", "settings", "ledger.snapshot"},
     "advisor/sampling": set(),
@@ -168,10 +179,12 @@ def test_only_the_binding_knows_cffi() -> None:
 
 
 def test_only_the_ledger_package_knows_the_binding() -> None:
-    """Nothing outside the ledger package imports the binding, but the doctor's check of the library itself."""
+    """Nothing outside the ledger package imports the binding, or reaches for the handle of an open ledger."""
     for path in modules():
-        if path.parent != PACKAGE / "ledger" and path != PACKAGE / "control/diagnosis/native_library.py":
+        if path.parent != PACKAGE / "ledger":
             assert "ledger.binding" not in imported(path), path
+            attributes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+            assert [node.lineno for node in attributes if node.attr == "handle"] == [], path
 
 
 def test_a_name_is_given_once() -> None:

@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # spelled out, because importing typing costs the command
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
 
 ANY = "*"
 """The pattern of ``--all``."""

@@ -56,7 +56,7 @@ class PublicationHistory:
 
 def read_history(snapshot: Snapshot, instance_name: str | None) -> PublicationHistory:
     """Return the recorded publications, also to instances that have ended since."""
-    records = [list(reversed(ledger.handle.audits())) for ledger in snapshot.ledgers]
+    records = [list(reversed(ledger.publications())) for ledger in snapshot.ledgers]
     ordered = _in_order(records)
     shown = tuple(one for one in ordered if instance_name is None or one.record.instance_name == instance_name)
     full = any(len(record) >= RECORDS for record in records)
