@@ -27,7 +27,7 @@ def parse_limit(text: str) -> int:
         raise ValueError(message)
     limit = int(match[1]) * _FACTORS[match[2]] if len(match[1]) <= len(str(MAX_LIMIT_TOKENS)) else MAX_LIMIT_TOKENS + 1
     if limit > MAX_LIMIT_TOKENS:
-        message = f"{text!r} is above the largest limit, {MAX_LIMIT_TOKENS} tokens; 'unlimited' bounds nothing"
+        message = f"{text!r} is above the largest limit, {MAX_LIMIT_TOKENS} tokens; use 'unlimited' for no limit"
         raise ValueError(message)
     return limit
 

@@ -190,4 +190,7 @@ class RetentionPolicy:
         self._eviction_errors += 1
         if type(error) not in self._logged_errors:
             self._logged_errors.add(type(error))
-            _log.exception("eviction failed; the limit %d stays, next try at the next release", self.limit_tokens)
+            _log.exception(
+                "eviction failed; the limit %d stays, and eviction is tried again at the next release",
+                self.limit_tokens,
+            )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 
 from kvcached.errors import KvcachedError
+from kvcached.light_dataclasses import dataclass
 from kvcached.limits import parse_startup_limit
 from kvcached.values import MAX_LIMIT_TOKENS, UNLIMITED
 
@@ -112,8 +112,7 @@ def check_instance_name(name: str) -> str:
     """Return ``name`` if it is a legal instance name, else raise :class:`SettingsError`."""
     if not isinstance(name, str) or not is_instance_name(name):
         message = (
-            f"instance name {name!r} is malformed; it takes 1 to 63 of A-Z a-z 0-9 . _ - "
-            "and does not start with '.' or '-'"
+            f"instance name {name!r} is invalid; use 1 to 63 of A-Z a-z 0-9 . _ - and do not start with '.' or '-'"
         )
         raise SettingsError(message)
     return name
@@ -127,7 +126,7 @@ def is_instance_name(name: str) -> bool:
 def check_gpu_id(gpu_id: str) -> str:
     """Return ``gpu_id`` if it can name a ledger file, else raise :class:`SettingsError`."""
     if _GPU_ID.fullmatch(gpu_id) is None:
-        message = f"GPU id {gpu_id!r} cannot name a ledger file; it takes 1 to 128 of A-Z a-z 0-9 . _ -"
+        message = f"GPU id {gpu_id!r} cannot name a ledger file; use 1 to 128 of A-Z a-z 0-9 . _ -"
         raise SettingsError(message)
     return gpu_id
 
@@ -179,6 +178,6 @@ def _read_gpu_ids(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     gpu_ids = tuple(check_gpu_id(part.strip()) for part in text.split(","))
     repeated = sorted({gpu for gpu in gpu_ids if gpu_ids.count(gpu) > 1})
     if repeated:
-        message = f"{GPU_IDS_VARIABLE} names {', '.join(repeated)} more than once; give each member an id of its own"
+        message = f"{GPU_IDS_VARIABLE} names {', '.join(repeated)} more than once; give each member its own id"
         raise SettingsError(message)
     return gpu_ids

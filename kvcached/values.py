@@ -6,7 +6,8 @@ Nothing here touches a file, an engine or the native library, so any module may 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from kvcached.light_dataclasses import dataclass
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from typing import TYPE_CHECKING
 
 SMALLEST_LIMIT = 512
 """The smallest limit that is looked at, in tokens, where blocks are smaller."""
@@ -17,7 +18,6 @@ FINE_FROM = 16384
 MOST_LIMITS = 62
 """How many limits are looked at, at most."""
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcached.advisor.idle_stack import IdleStack
 from kvcached.advisor.windows import LONG_TOKENS, NOW_TOKENS, Tally, Window, predicted_hits
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate
 from operator import add, sub
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 

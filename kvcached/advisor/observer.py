@@ -56,7 +56,7 @@ def attempt(build: Callable[[], _T]) -> _T | None:
     try:
         return build()
     except Exception:  # noqa: BLE001 - see above: whatever an engine lacks or raises, it has to serve
-        _log.warning("this engine has no advisor; serving is not concerned", exc_info=True)
+        _log.warning("the advisor could not be started; serving is not affected", exc_info=True)
         return None
 
 
@@ -127,7 +127,7 @@ class Observer:
                 self._write(figures)
         except (OSError, LedgerDirectoryError) as error:
             self._next_write = now + RETRY_S
-            _log.warning("the advisor's page cannot be written for now: %s", error)
+            _log.warning("the advisor's page could not be written (will try again): %s", error)
         except Exception as error:  # noqa: BLE001 - see above
             self._stop(error)
 
@@ -181,7 +181,7 @@ class Observer:
             failures=self._page.failures + 1,
             note=f"{type(error).__name__}: {error}",
         )
-        _log.error("the advisor failed and is off from now on; serving is not concerned", exc_info=error)
+        _log.error("the advisor failed and is now off; serving is not affected", exc_info=error)
 
 
 def _room(figures: Figures) -> int:

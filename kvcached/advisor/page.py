@@ -11,11 +11,10 @@ import math
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
 PAGE_BYTES = 4096
 PAGE_VERSION = 1
@@ -123,14 +122,14 @@ def unpack_page(data: bytes) -> Page:
         raise PageError(message)
     magic, version, count, begun, *fields, _, note = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        message = "holds no advice (wrong magic number)"
+        message = "is not an advice page (wrong magic number)"
         raise PageError(message)
     if version != PAGE_VERSION:
-        message = f"has advice version {version}; this program knows version {PAGE_VERSION}"
+        message = f"has advice version {version}; this program reads version {PAGE_VERSION}"
         raise PageError(message)
     ended, checksum = _TRAILER.unpack_from(data, _BODY_BYTES)
     if begun != ended or checksum != zlib.crc32(memoryview(data)[:_BODY_BYTES]):
-        message = "was read in the middle of being written"
+        message = "was read while it was being written"
         raise TornPageError(message)
     limits = _LIMITS.unpack_from(data, _HEADER.size)
     windows = [
@@ -142,7 +141,7 @@ def unpack_page(data: bytes) -> Page:
     found = [_window_of([*window[:4], window[4 : 5 + count]]) for window in windows]
     page = _page_of([*fields, note.rstrip(b"\0").decode(errors="replace"), limits[:count], tuple(found)])
     if not _makes_sense(page):
-        message = "holds figures that make no sense"
+        message = "holds invalid figures"
         raise PageError(message)
     return page
 

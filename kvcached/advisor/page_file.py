@@ -13,11 +13,11 @@ import os
 import secrets
 import stat
 import time
+from typing import TYPE_CHECKING
 
 from kvcached.advisor.page import PAGE_BYTES, PageError, TornPageError, unpack_page
 from kvcached.ledger.directory import ADVICE_SUFFIX, LedgerDirectory
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from kvcached.advisor.page import Page
     from kvcached.ledger.registration import SlotPlace

@@ -7,8 +7,8 @@ or never. Nothing is left to chance, and prompts are dense with samples where th
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

@@ -6,10 +6,10 @@ Time is counted in prompt tokens, so that a quiet night forgets nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvcached.advisor.curve import value_at
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

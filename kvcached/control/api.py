@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from kvcached.arguments import check_incarnation, check_limit, check_note, check_revision, check_wait
 from kvcached.ledger.publication import publish
+from kvcached.light_dataclasses import replace
 from kvcached.settings import check_instance_name, choose_ledger_dir
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds

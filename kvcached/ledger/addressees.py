@@ -7,6 +7,7 @@ from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.replicas import find_conflict
 from kvcached.ledger.results import PublicationStatus
 from kvcached.ledger.snapshot import Snapshot, look_at, unwritable
+from kvcached.light_dataclasses import dataclass
 from kvcached.values import Outcome, incarnation_text
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -17,14 +18,13 @@ if TYPE_CHECKING:
     from kvcached.ledger.replicas import Replica
 
 
+@dataclass(frozen=True)
 class Addressees:
     """Who a publication goes to, the highest revision among them, and which files could not be used."""
 
-    # No dataclass, nor is the next one: making one costs every start of the command line half a millisecond.
-    def __init__(self, replicas: Sequence[Replica], newest: int, refused: tuple[str, ...]) -> None:
-        self.replicas = replicas
-        self.newest = newest
-        self.refused = refused
+    replicas: Sequence[Replica]
+    newest: int
+    refused: tuple[str, ...]
 
     @property
     def incarnation(self) -> str:
@@ -38,13 +38,13 @@ class Addressees:
         return not missing and len(told) == 1 and told.pop().limit_tokens == limit_tokens
 
 
+@dataclass(frozen=True)
 class Obstacle:
     """Why nothing can be published: the status it leads to, sentences that say so, and who is not written to."""
 
-    def __init__(self, status: PublicationStatus, warnings: tuple[str, ...], replicas: Sequence[Replica] = ()) -> None:
-        self.status = status
-        self.warnings = warnings
-        self.replicas = replicas
+    status: PublicationStatus
+    warnings: tuple[str, ...]
+    replicas: Sequence[Replica] = ()
 
 
 def look_up(
@@ -89,7 +89,7 @@ def _blind(snapshot: Snapshot) -> str:
 def _unmet(found: Addressees, if_revision: int | None, if_incarnation: str | None) -> str:
     """Return which condition does not hold, or an empty text."""
     if if_incarnation is not None and found.incarnation != if_incarnation.lower():
-        return f"the instance was restarted or registered anew (it is {found.incarnation}, not {if_incarnation})"
+        return f"the instance was restarted or registered again (it is {found.incarnation}, not {if_incarnation})"
     if if_revision is not None and found.newest != if_revision:
         return f"the instance's highest revision is {found.newest}, not {if_revision}"
     return ""
@@ -110,5 +110,5 @@ def warnings_for(replicas: Sequence[Replica], limit_tokens: int) -> list[str]:
                 f"{name} keeps one block, {identity.block_tokens} tokens, which is more than {limit_tokens}"
             )
         if report.capacity_tokens and limit_tokens > report.capacity_tokens:
-            warnings.append(f"{name} holds {report.capacity_tokens} tokens at most, so this limit bounds nothing")
+            warnings.append(f"{name} holds {report.capacity_tokens} tokens at most, so this limit has no effect")
     return warnings

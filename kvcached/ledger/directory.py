@@ -11,11 +11,13 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
 from kvcached.errors import KvcachedError
 from kvcached.ledger import binding
+from kvcached.ledger.codes import RefusedLedgerError, Unfit
+from kvcached.ledger.open_ledger import Ledger
 from kvcached.ledger.ownership import GROUP_WRITE, OTHERS_WRITE, describe, directory_problem, ownership
+from kvcached.light_dataclasses import dataclass
 from kvcached.settings import SettingsError, check_gpu_id, default_ledger_dir
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
+
+    from kvcached.ledger.contents import FileStatus
 
 SUFFIX = ".ledger"
 ADVICE_SUFFIX = ".advice"
@@ -48,9 +52,9 @@ class Fault(enum.Enum):
 
 
 _UNFIT = {
-    binding.Unfit.NO_LEDGER: Fault.NO_LEDGER,
-    binding.Unfit.DAMAGED: Fault.DAMAGED,
-    binding.Unfit.OTHER_VERSION: Fault.OTHER_VERSION,
+    Unfit.NO_LEDGER: Fault.NO_LEDGER,
+    Unfit.DAMAGED: Fault.DAMAGED,
+    Unfit.OTHER_VERSION: Fault.OTHER_VERSION,
 }
 _ERRORS = {
     errno.ENOENT: Fault.ABSENT,
@@ -81,25 +85,6 @@ class Refusal:
     path: str
     reason: str
     fault: Fault = Fault.UNKNOWN
-
-
-class Ledger:
-    """One open ledger file of a directory."""
-
-    def __init__(self, gpu: str, path: str, handle: binding.Handle, *, writable: bool) -> None:
-        self.gpu = gpu
-        self.path = path
-        self.handle = handle
-        self.writable = writable
-
-    def is_current(self) -> bool:
-        """Return whether the path still leads to the file that is open here, whole and under its name."""
-        try:
-            return self.handle.check(self.path) is None
-        except binding.DamagedLedgerError:
-            return False
-        except OSError:
-            return True  # it could not be looked at, which says nothing about the file
 
 
 class LedgerDirectory:
@@ -234,7 +219,7 @@ class LedgerDirectory:
         try:
             check_gpu_id(gpu)
             handle = binding.Handle(self._fd, gpu + SUFFIX, writable=writable)
-        except binding.RefusedLedgerError as error:
+        except RefusedLedgerError as error:
             reason = f"{error.reason}{describe(error.file.uid, error.file.mode)}"
             return Refusal(gpu, path, reason, _UNFIT[error.kind])
         except SettingsError as error:
@@ -258,10 +243,10 @@ class LedgerDirectory:
             binding.create_ledger(self._fd, check_gpu_id(gpu) + SUFFIX, self.new_file_mode)
         except OSError as error:
             where = f"{self.path}/{gpu}{SUFFIX}"
-            message = f"ledger {where} cannot be made: {error.strerror}; directory{ownership(self.path)}"
+            message = f"ledger {where} cannot be created: {error.strerror}; directory{ownership(self.path)}"
             raise LedgerDirectoryError(message) from error
 
-    def set_aside(self, gpu: str, file: binding.FileStatus) -> bool:
+    def set_aside(self, gpu: str, file: FileStatus) -> bool:
         """Rename the ledger of a GPU to ``….damaged`` if it is still ``file``, which its engine saw damaged.
 
         So that a good one can be made. A file that another release wrote over it is left alone. Returns whether it was
@@ -280,8 +265,8 @@ class LedgerDirectory:
     def _is_of_other_version(self, name: str) -> bool:
         try:
             binding.Handle(self._fd, name, writable=False).close()
-        except binding.RefusedLedgerError as error:
-            return error.kind is binding.Unfit.OTHER_VERSION
+        except RefusedLedgerError as error:
+            return error.kind is Unfit.OTHER_VERSION
         return False
 
     def sweep(self) -> None:
@@ -294,7 +279,7 @@ class LedgerDirectory:
     def ownership_problem(self, uid: int, mode: int) -> str:
         """Return why a file of this owner and mode may not be relied on, or an empty text."""
         if mode & OTHERS_WRITE:
-            return f"may be written by everybody{describe(uid, mode)}; remove that permission"
+            return f"is writable by everyone{describe(uid, mode)}; remove that permission"
         trusted = {os.geteuid(), 0, self._status.st_uid}
         if uid not in trusted and not self._status.st_mode & GROUP_WRITE:
             return f"belongs to another user{describe(uid, mode)}; remove it"

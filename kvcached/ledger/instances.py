@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from kvcached.ledger.directory import Fault, LedgerDirectoryError
 from kvcached.ledger.snapshot import take_snapshot
+from kvcached.light_dataclasses import dataclass
 from kvcached.settings import choose_ledger_dir
 from kvcached.values import incarnation_text
 
@@ -125,7 +125,7 @@ def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[Ins
     if snapshot.fault is not None:
         raise LedgerDirectoryError(snapshot.reason, snapshot.fault)
     if snapshot.unseen and not snapshot.replicas:
-        message = f"no ledger in {snapshot.path} could be looked at: {'; '.join(snapshot.unseen)}"
+        message = f"no ledger in {snapshot.path} could be read: {'; '.join(snapshot.unseen)}"
         raise LedgerDirectoryError(message, Fault.UNKNOWN)
     return statuses_of(snapshot.replicas)
 

@@ -38,7 +38,7 @@ def not_found_message(snapshot: Snapshot, wanted: str = "", *, pattern: bool = F
     if snapshot.names:
         return f"{who} in {path}{live_names_remark(snapshot.names)}"
     if snapshot.unseen:
-        return f"{who} was seen in {path}, but not everything could be looked at: {'; '.join(snapshot.unseen)}"
+        return f"{who} was seen in {path}, but some files could not be read: {'; '.join(snapshot.unseen)}"
     return f"{who} in {path}{_how_to_start(snapshot)}{other_directories_remark(path)}"
 
 
@@ -46,7 +46,7 @@ def _how_to_start(snapshot: Snapshot) -> str:
     """Return how a directory comes into being, if no engine ever used this one."""
     if snapshot.fault not in (None, Fault.ABSENT) or snapshot.files:
         return ""
-    return "; start an engine with the plugin, or try one: python -m kvcached.rig --linger 60"
+    return "; start an engine with the plugin, or try one: python -m kvcached.rig --instance chat --linger 600"
 
 
 def other_directories_remark(path: str) -> str:

@@ -22,7 +22,7 @@ def directory_problem(status: os.stat_result, *, is_default: bool, writable: boo
     if not writable:
         return ""
     if status.st_mode & OTHERS_WRITE:
-        return f"may be written by everybody{where}; chmod o-w it, or choose another one"
+        return f"is writable by everyone{where}; chmod o-w it, or choose another one"
     shared = status.st_mode & GROUP_WRITE and status.st_gid in {os.getegid(), *os.getgroups()}
     if user != 0 and status.st_uid not in {0, user} and not shared:
         return f"belongs to another user{where}, and not to a group that shares it with you"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 
 from kvcached.ledger import binding
 from kvcached.ledger.addressees import Addressees, Obstacle, look_up, unusable, warnings_for
+from kvcached.ledger.contents import AuditRecord
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.ledger.results import MemberResult, MemberResultStatus, PublicationResult, PublicationStatus, Rejection
+from kvcached.light_dataclasses import replace
 from kvcached.program_name import program_name
 from kvcached.values import MAX_REVISION, UNLIMITED, Update, incarnation_text
 
@@ -94,8 +95,8 @@ def _publish_to_found(
 ) -> PublicationResult:
     attempt = _publish_to(found.replicas, nothing.limit_tokens, found.newest, note=note, may_restart=may_restart)
     if attempt is None:
-        warning = f"revisions are used up at {MAX_REVISION}: restart the engine, which begins at 0 again"
-        entries = tuple(_untouched(found.replicas, MemberResultStatus.FAILED, "revisions are used up"))
+        warning = f"revision {MAX_REVISION} is the last: restart the engine, which begins at 0 again"
+        entries = tuple(_untouched(found.replicas, MemberResultStatus.FAILED, "no revisions are left"))
         return replace(nothing, warnings=(warning,), gpus=entries)
     attempt.finish()
     warnings = (*warnings_for(found.replicas, nothing.limit_tokens), *found.refused)
@@ -151,7 +152,7 @@ class _Attempt:
     def _raise(self, member: Member) -> Update | None:
         """Raise one member: the pair that was replaced or that won, or None after a failure, which is noted."""
         if not member.ledger.writable:
-            self._note(member, MemberResultStatus.FAILED, member.slot.desired, "yours to read only")
+            self._note(member, MemberResultStatus.FAILED, member.slot.desired, "read-only for you")
             return None
         try:
             _, found = member.ledger.handle.raise_desired(
@@ -189,7 +190,7 @@ class _Attempt:
                 self._noted[_place(member)] = _entry(member, MemberResultStatus.FAILED, self.update, error)
 
 
-_NOT_WRITTEN = "not written: the replica's first member, which decides whose a revision is, could not be written"
+_NOT_WRITTEN = "not written: the replica's first member, which decides who owns the revision, could not be written"
 
 
 def _lost_since(member: Member, update: Update) -> str | None:
@@ -204,7 +205,9 @@ def _lost_since(member: Member, update: Update) -> str | None:
     kept = stored is not None and (stored == update or stored.revision > update.revision)
     if owned and kept and member.ledger.is_current():
         return None
-    return "the engine ended, or lost its ledger, while publishing; it may still apply this; look, or publish again"
+    return (
+        "the engine ended or lost its ledger during publication, but may still apply it; check status, or publish again"
+    )
 
 
 def _place(member: Member) -> tuple[str, int]:
@@ -283,10 +286,10 @@ def _status_of(statuses: set[MemberResultStatus]) -> PublicationStatus:
 
 def _failure(error: OSError) -> str:
     if isinstance(error, ProcessLookupError):
-        return "the engine ended or registered anew; publish again"
+        return "the engine ended or registered again; publish again"
     return f"{error.strerror} (errno {error.errno})"
 
 
-def _audit_record(update: Update, instance_name: str, note: str) -> binding.AuditRecord:
+def _audit_record(update: Update, instance_name: str, note: str) -> AuditRecord:
     nobody, user, process = Update(0, UNLIMITED), os.getuid(), os.getpid()
-    return binding.AuditRecord(time.time_ns(), nobody, update, user, process, instance_name, program_name(), note)
+    return AuditRecord(time.time_ns(), nobody, update, user, process, instance_name, program_name(), note)

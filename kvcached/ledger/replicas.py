@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from itertools import pairwise
 
+from kvcached.light_dataclasses import dataclass
 from kvcached.settings import is_instance_name
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kvcached.ledger.binding import Slot
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.contents import Slot
+    from kvcached.ledger.open_ledger import Ledger
 
 
 MAX_MEMBERS = 1024

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import enum
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from kvcached.ledger.directory import Fault, LedgerDirectory, LedgerDirectoryError, Refusal
 from kvcached.ledger.replicas import Member, find_conflict, group_members, is_legal
+from kvcached.light_dataclasses import dataclass
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
     from kvcached.ledger.replicas import Replica
 
 
@@ -26,7 +26,7 @@ class FileState(enum.Enum):
     """What one may do with a ledger file. READ_ONLY is only told of a directory that was opened for writing."""
 
     USABLE = "usable"
-    READ_ONLY = "yours to read only"
+    READ_ONLY = "read-only for you"
     REFUSED = "refused"
     ABSENT = "absent"  # it was listed, and gone when it was opened
 
@@ -106,7 +106,7 @@ class Snapshot:
 def unwritable(replica: Replica, snapshot: Snapshot) -> list[str]:
     """Return a sentence for each member of ``replica`` that may be read and not written from here."""
     mine = {member.ledger.gpu for member in replica.members}
-    return [f"{look.path} is yours to read only: {look.reason}" for look in snapshot.read_only if look.gpu in mine]
+    return [f"{look.path} is read-only for you: {look.reason}" for look in snapshot.read_only if look.gpu in mine]
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def _read(look: FileLook) -> FileLook:
         slots = look.ledger.handle.live_slots()
     except OSError as error:
         # An error is no answer: whoever owns a slot here may well be alive.
-        reason = f"cannot be asked who is alive: {error.strerror} (file locks may be missing in this sandbox)"
+        reason = f"cannot tell which engines are alive: {error.strerror} (file locks may be missing in this sandbox)"
         return FileLook(look.gpu, look.path, FileState.REFUSED, reason, Fault.UNKNOWN)
     members = tuple(Member(look.ledger, index, slot) for index, slot in slots)
     return FileLook(look.gpu, look.path, look.state, look.reason, look.fault, look.ledger, members)
@@ -180,5 +180,5 @@ def _read(look: FileLook) -> FileLook:
 
 def _stranger(member: Member) -> Refusal:
     name = ascii(member.slot.identity.instance_name)
-    reason = f"slot {member.index} is ignored: {name} is no name that an instance can have"
+    reason = f"slot {member.index} is ignored: {name} is not a valid instance name"
     return Refusal(member.ledger.gpu, member.ledger.path, reason, Fault.ILLEGAL_NAME)

@@ -39,8 +39,8 @@ _TRACE_CAPACITY_TOKENS = 3_000_000
 _EPILOG = """\
 The limit at the start, the ledger directory and the instance name also come from KVCACHED_MAX_CACHED_TOKENS,
 KVCACHED_LEDGER_DIR and KVCACHED_INSTANCE_NAME; arguments win. With --speed, requests arrive by their time stamps, that
-many times as fast; without it, as fast as the engine takes them. SIGINT and SIGTERM end a run after the step at work,
-report included."""
+many times as fast; without it, as fast as the engine takes them. SIGINT and SIGTERM end a run after the current
+step, and the report is still written."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -112,13 +112,13 @@ def _build_parser() -> argparse.ArgumentParser:
         "--block-tokens",
         type=_positive,
         metavar="N",
-        help=f"tokens that a hash id of the trace stands for (default {TRACE_BLOCK_TOKENS})",
+        help=f"tokens per hash id of the trace (default {TRACE_BLOCK_TOKENS})",
     )
     parser.add_argument("--seed", type=_integer, default=0, metavar="S", help="seed of the generated load (default 0)")
     parser.add_argument("--capacity-tokens", type=_positive, metavar="N", help="size of each rank's cache")
-    parser.add_argument("--speed", type=_factor, metavar="X", help="time stamps pass X times as fast")
+    parser.add_argument("--speed", type=_factor, metavar="X", help="replay arrival times X times as fast")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what every rank did as JSON")
-    parser.add_argument("--linger", type=_seconds, default=0.0, metavar="S", help="seconds to idle after the load")
+    parser.add_argument("--linger", type=_seconds, default=0.0, metavar="S", help="seconds to stay idle after the load")
     _add_more_options(parser)
     return parser
 
@@ -134,7 +134,7 @@ def _add_more_options(parser: argparse.ArgumentParser) -> None:
         type=_fault,
         default=0,
         metavar="evict[:N]",
-        help="let the first N (default: all) evictions that the limit orders raise, on all ranks",
+        help="make the first N (default: all) evictions for the limit raise, on all ranks",
     )
 
 
@@ -151,7 +151,7 @@ def _configure(options: argparse.Namespace, settings: Settings) -> RigConfig:
     block_tokens = options.block_tokens or TRACE_BLOCK_TOKENS
     if options.trace is None:
         if options.block_tokens is not None:
-            message = "--block-tokens goes with --trace"
+            message = "--block-tokens needs --trace"
             raise _UsageError(message)
         block_tokens = CHAT_BLOCK_TOKENS
     if options.tp * options.pp > MOST_RANKS:

@@ -111,7 +111,7 @@ class Group:
         code = process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         others = len(self._processes) - 1
-        return f"{process.name} (pid {process.pid}) {how}; the run is void and its {others} other ranks were ended"
+        return f"{process.name} (pid {process.pid}) {how}; the run failed and its {others} other ranks were stopped"
 
     def _dead(self, *, ignoring: int | None) -> list[ForkProcess]:
         return [process for process in self._processes if process.exitcode not in (None, ignoring)]

@@ -73,7 +73,9 @@ class Rank:
         if update.revision <= self.policy.settled_revision:
             return
         if self._config.pp_size > 1:
-            reason = f"pp_size is {self._config.pp_size}: pipeline stages step apart, so no step is common to all ranks"
+            reason = (
+                f"pp_size is {self._config.pp_size}: pipeline stages step independently, so the ranks share no step"
+            )
             self.policy.reject(update, Outcome.REJECTED_PIPELINE_PARALLEL, reason)
             self._recorder.note_rejection(self._step, update, reason)
             return

@@ -50,7 +50,7 @@ def _unpacked(path: str, file: io.BufferedReader) -> BinaryIO:
     """Look at the first bytes, and return the file as lines of text, or say what it is instead."""
     begin = file.peek(len(_LFS))
     if begin.startswith(_LFS):
-        message = f"trace {path} is a pointer of Git LFS and not the file itself; fetch that with git lfs pull"
+        message = f"trace {path} is a Git LFS pointer, not the file itself; fetch it with git lfs pull"
         raise TraceError(message)
     if begin.startswith(_GZIP):
         return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]
@@ -68,7 +68,7 @@ def _read(path: str, lines: Iterable[bytes], block_tokens: int) -> list[Arrival]
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            message = f"{place}: is no text in UTF-8 ({error.reason})"
+            message = f"{place}: is not UTF-8 text ({error.reason})"
             raise TraceError(message) from error
         if text.strip():
             arrival = _read_line(place, text, len(arrivals), block_tokens)
@@ -106,7 +106,7 @@ def _read_line(place: str, line: str, index: int, block_tokens: int) -> Arrival:
     if len(hash_ids) != -(-prompt_tokens // block_tokens):
         message = (
             f"{place}: {len(hash_ids)} hash ids do not cover {prompt_tokens} tokens in blocks of {block_tokens}; "
-            "--block-tokens says how many tokens a hash id stands for"
+            "set --block-tokens to the number of tokens per hash id"
         )
         raise TraceError(message)
     content = _content(index, prompt_tokens, prompt_tokens + output_tokens, hash_ids, block_tokens)
@@ -118,30 +118,30 @@ def _check_lengths(place: str, prompt_tokens: int, output_tokens: int, at_ms: fl
         message = f"{place}: lengths and time stamp cannot be negative, and a prompt has at least one token"
         raise TraceError(message)
     if max(prompt_tokens, output_tokens) > MAX_LENGTH_TOKENS:
-        message = f"{place}: a prompt or an answer of more than {MAX_LENGTH_TOKENS:,} tokens"
+        message = f"{place}: a prompt or answer of more than {MAX_LENGTH_TOKENS:,} tokens"
         raise TraceError(message)
 
 
 def _object(entry: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON is anything
     if not isinstance(entry, dict):
-        message = f"{entry!r:.40} is no object"
+        message = f"{entry!r:.40} is not an object"
         raise TypeError(message)
     return entry
 
 
 def _hash_ids(value: Any) -> list[int]:  # noqa: ANN401 - JSON is anything
     if not isinstance(value, list):
-        message = f"hash_ids is {value!r:.40} and no list"
+        message = f"hash_ids is {value!r:.40} and not a list"
         raise TypeError(message)
     return [_whole(one, "a hash id") for one in value]
 
 
 def _time(value: Any) -> float:  # noqa: ANN401 - JSON is anything
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        message = f"timestamp is {value!r:.40} and no number of milliseconds"
+        message = f"timestamp is {value!r:.40} and not a number of milliseconds"
         raise TypeError(message)
     if not abs(value) < _LATEST_MS:
-        message = "timestamp is beyond all calendars"
+        message = "timestamp is out of range"
         raise ValueError(message)
     return float(value)
 
@@ -152,13 +152,13 @@ _LATEST_MS = 1e15
 
 def _whole(value: Any, name: str) -> int:  # noqa: ANN401 - JSON is anything
     if isinstance(value, bool) or not isinstance(value, int):
-        message = f"{name} is {value!r:.40} and no whole number"
+        message = f"{name} is {value!r:.40} and not a whole number"
         raise TypeError(message)
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    message = f"{name} is no number in JSON"
+    message = f"{name} is not a number in JSON"
     raise ValueError(message)
 
 

@@ -7,7 +7,7 @@
  * listing, publishing, agreeing, checking, registering, acknowledging, reading the record. Whatever happens, the process
  * must live, no byte outside the file may be touched, and a file that is refused or damaged must be left as it is.
  *
- *   clang -fsanitize=fuzzer,address,undefined fuzz_ledger.c ../?*.c (see scripts/fuzz)
+ *   clang -fsanitize=fuzzer,address,undefined fuzz_ledger.c ../?*.c (see scripts/proofs/fuzz)
  */
 #include "../handle.h"
 

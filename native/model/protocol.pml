@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * protocol.pml - publishing, taking, applying, dying, losing a file and registering anew, as a model for the checker
- * spin (scripts/model).
+ * spin (scripts/proofs/model).
  *
  * PUBLISHERS publishers at once, each with a limit of its own (its number), raise the words of MEMBERS members, ring and
  * confirm; the last CONDITIONAL of them publish with if_revision. Each may be killed after any of its steps, unless

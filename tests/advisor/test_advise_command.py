@@ -111,10 +111,10 @@ def test_numbers_on_the_axis_have_three_digits(tokens: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("requests", "truth", "options", "reason"),
     [
-        (0, 0.0, (), "no request was seen yet"),
-        (50, 0.0, (), "only 50 requests were seen"),
+        (0, 0.0, (), "no requests seen yet"),
+        (50, 0.0, (), "only 50 requests seen"),
         (1500, 0.2, (), "model and engine disagree"),
-        (1500, 0.0, ("--target", "0.999"), "is not to be had"),
+        (1500, 0.0, ("--target", "0.999"), "cannot be reached"),
     ],
 )
 def test_advice_is_refused_with_a_reason(
@@ -140,7 +140,7 @@ def test_target_below_what_is_shared_in_use_is_refused(control: Control, engine:
         engine.observer.watch(Estimator.admit, request, prompt, 20, 320, 320)
     engine.observer.tick(idle=True)
     (replica,) = control.json("advise", "--target", "0.5")["replicas"]
-    assert "takes no idle cache" in replica["refused"]
+    assert "needs no idle cache" in replica["refused"]
     assert replica["in_use_hit_rate"] > 0.9
 
 
@@ -152,7 +152,7 @@ def test_nothing_is_advised_beyond_what_the_pool_leaves(control: Control, engine
     assert replica["room_tokens"] == 4000
     assert replica["advised_limit_tokens"] <= 4000
     assert replica["attainable_hit_rate"] < 0.5
-    assert any("the pool is the bound" in warning for warning in replica["warnings"])
+    assert any("the pool is too small, not the limit" in warning for warning in replica["warnings"])
 
 
 def test_changing_traffic_is_told(control: Control, engine: AdvisedEngine) -> None:
@@ -196,7 +196,7 @@ def test_engine_without_a_usable_page_is_refused(
     result = control.run("advise", "--json")
     (replica,) = json.loads(result.stdout)["replicas"]
     assert result.returncode == 1
-    assert "tells no curve" in replica["refused"]
+    assert "no curve yet" in replica["refused"]
     assert replica["curve"] == []
 
 

@@ -59,7 +59,7 @@ def test_arrivals_at_the_same_moment_are_named_as_the_cause(ledger_dir: Path, co
         wait_for(lambda: control.json("advise")["replicas"][0]["requests"] == len(lines), "a full count")
         result = control.run("advise")
     assert result.returncode == 1
-    assert "requests with equal prompts that arrive at the same moment explain it" in result.stderr
+    assert "the likely cause is equal prompts that arrive at the same moment" in result.stderr
     assert "--speed" in result.stderr
 
 

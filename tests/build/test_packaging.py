@@ -211,5 +211,5 @@ def test_unbuilt_checkout_says_what_it_is(tree: Path) -> None:
     tree.chmod(0o700)
     result = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     assert result.returncode == 3
-    assert f"{tree} is a source checkout in which nothing was built" in result.stderr
-    assert f"run from another folder, or build it in place with pip install -e {tree}" in result.stderr
+    assert f"{tree} is a source checkout without a build" in result.stderr
+    assert f"run from another folder, or build it with pip install -e {tree}" in result.stderr

@@ -130,7 +130,7 @@ def test_world_writable_directory(control: Control, toys: Toys, ledger_dir: Path
     ledger_dir.chmod(0o777)
     result = control.run("set", "5k", "--instance", "chat")
     assert result.returncode == 3
-    assert "may be written by everybody (owner uid" in one_line(result)
+    assert "is writable by everyone (owner uid" in one_line(result)
     assert "mode 0777" in result.stderr
     assert control.replica("chat")["members"][0]["revision"] == 0
 
@@ -176,7 +176,7 @@ def test_read_only_mount_keeps_a_publication_out_and_says_so(control: Control, t
     ]
     assert (result.returncode, dry.returncode) == (3, 3)
     assert "no live instance" not in result.stderr
-    assert f"{ledger_dir}/{ONE}.ledger is yours to read only: Read-only file system" in one_line(result)
+    assert f"{ledger_dir}/{ONE}.ledger is read-only for you: Read-only file system" in one_line(result)
     assert control.replica("chat")["members"][0]["revision"] == 0
 
 
@@ -202,7 +202,7 @@ def test_engine_killed_during_a_wait(control: Control, toys: Toys) -> None:
     wait_for(lambda: control.replica("chat")["members"][0]["revision"] == 1, "publication")
     engine.kill()
     output, errors = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, "ended while waiting for it" in errors) == (3, True)
+    assert (process.returncode, "ended during the wait" in errors) == (3, True)
     assert output.startswith("accepted r1")
 
 
@@ -237,7 +237,7 @@ def test_same_name_twice(toys: Toys, tmp_path: Path) -> None:
     second = toys.launch("chat", gpus="GPU-9")
     assert second.wait(timeout=PATIENCE_S) != 0
     log = (tmp_path / "engine-1.log").read_text()
-    assert f"instance 'chat' (replica 0) runs already: toy with pid {first.pid}" in log
+    assert f"instance 'chat' (replica 0) is already running: toy with pid {first.pid}" in log
 
 
 def test_full_table(control: Control, toys: Toys, tmp_path: Path) -> None:

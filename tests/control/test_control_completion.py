@@ -157,4 +157,4 @@ def test_missing_package_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "shtab.py").write_text("raise ImportError('not here')\n")
     result = run([sys.executable, "-m", "kvcached.control", "completion", "bash"], PYTHONPATH=str(tmp_path))
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == ("kvcached-control: scripts are made by the package shtab (not here); pip install shtab\n")
+    assert result.stderr == ("kvcached-control: completion needs the package shtab (not here); pip install shtab\n")

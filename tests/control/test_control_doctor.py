@@ -91,7 +91,7 @@ def test_missing_directory(control: Control, ledger_dir: Path) -> None:
 def test_world_writable_directory(control: Control, ledger_dir: Path) -> None:
     """A directory that everybody may write is named with its mode."""
     ledger_dir.chmod(0o777)
-    assert named(problems(control), str(ledger_dir), "may be written by everybody", "mode 0777", "chmod o-w")
+    assert named(problems(control), str(ledger_dir), "is writable by everyone", "mode 0777", "chmod o-w")
 
 
 @contextmanager
@@ -118,9 +118,7 @@ def test_unwritable_directory() -> None:
     """A directory of root's that may not be written is named with owner and mode."""
     with open_folder() as folder:
         found = doctor_as_nobody(folder)
-    assert named(
-        found, f"{folder} may not be written by uid {NOBODY} (owner uid 0, mode 0755)", "give write permission"
-    )
+    assert named(found, f"{folder} is not writable for uid {NOBODY} (owner uid 0, mode 0755)", "give write permission")
 
 
 @needs_root
@@ -161,7 +159,7 @@ def test_ledger_of_another_version(control: Control, ledger_dir: Path) -> None:
     with handle(ledger_dir, "GPU-0"):
         pass
     _overwrite(ledger_dir / "GPU-0.ledger", 12, (9).to_bytes(4, sys.byteorder))
-    assert named(problems(control), "GPU-0.ledger", "has ledger version 9; this library knows version 2")
+    assert named(problems(control), "GPU-0.ledger", "has ledger version 9; this library reads version 2")
 
 
 def test_ledger_of_the_other_byte_order(control: Control, ledger_dir: Path) -> None:
@@ -253,7 +251,7 @@ def test_uncontrolled_instances(control: Control, toys: Toys) -> None:
     assert named(found, "pipe/0", "r1 rejected", "pp_size is 2")
     assert named(found, "foreign/0", "not controlled: hook target Scheduler.evict is missing")
     assert named(found, "broken/0", "the block table is locked")
-    assert named(found, "deaf/0", "not taken over yet", "is its scheduler stopped?")
+    assert named(found, "deaf/0", "not applied yet", "is its scheduler stopped?")
 
 
 @contextmanager
@@ -280,7 +278,7 @@ def test_engine_without_plugin(control: Control, tmp_path: Path) -> None:
     """An engine that runs without a slot is found, with the likeliest reason."""
     reasons = (
         ({"KVCACHED_DISABLE": "1"}, "KVCACHED_DISABLE=1 is in its environment"),
-        ({"SGLANG_PLUGINS": "other"}, "SGLANG_PLUGINS='other' leaves kvcached out"),
+        ({"SGLANG_PLUGINS": "other"}, "SGLANG_PLUGINS='other' excludes kvcached"),
         ({"KVCACHED_LEDGER_DIR": str(tmp_path)}, f"it was started for another ledger directory, {tmp_path}"),
     )
     for environment, reason in reasons:
@@ -312,12 +310,12 @@ def test_switched_off_in_this_environment(control: Control) -> None:
     """Variables that would keep the next engine from loading the plugin are named."""
     found = problems(control, KVCACHED_DISABLE="1", VLLM_PLUGINS="lora")
     assert named(found, "KVCACHED_DISABLE=1 is set", "unset KVCACHED_DISABLE")
-    assert named(found, "VLLM_PLUGINS='lora' leaves kvcached out", "add kvcached")
+    assert named(found, "VLLM_PLUGINS='lora' excludes kvcached", "add kvcached")
 
 
 def test_process_that_is_not_there(control: Control) -> None:
     """A pid that nobody has is a problem; one that cannot be is a usage error."""
-    assert named(problems(control, "--pid", "4194303"), "there is no process 4194303")
+    assert named(problems(control, "--pid", "4194303"), "no process 4194303")
     for text in ("0", "-5", "x", "9" * 12):
         result = control.run("doctor", "--pid", text)
         assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)

@@ -66,12 +66,12 @@ def test_read_only_mount_stands_in_nobodys_way(control: Control, toys: Toys) -> 
         found = report(control.command("doctor", "--pid", str(engine.pid)))
         text = control.run("doctor", "--pid", str(engine.pid)).stdout
     assert found["problem"] == []
-    assert said(found["note"], "cpu-0.ledger is yours to read only: Read-only file system")
+    assert said(found["note"], "cpu-0.ledger is read-only for you: Read-only file system")
     assert said(found["note"], "is mounted read-only here")
     assert said(found["ok"], "chat/0")
     assert said(found["ok"], f"pid {engine.pid}", "is registered here")
     assert "remove" not in text
-    assert "none is alive" not in text
+    assert "no live instance" not in text
 
 
 @as_root
@@ -89,10 +89,12 @@ def test_file_that_may_be_read_only_is_not_broken() -> None:
             found = report(command)
     finally:
         shutil.rmtree(folder)
-    assert said(found["note"], f"{folder} may not be written by uid 65534", "yours to read only")
-    assert said(found["note"], "cpu-0.ledger is yours to read only: Permission denied")
+    assert said(
+        found["note"], f"{folder} is not writable for uid 65534", "status, watch and metrics work, set does not"
+    )
+    assert said(found["note"], "cpu-0.ledger is read-only for you: Permission denied")
     assert said(found["ok"] + found["note"], "chat/0")
-    assert said(found["problem"], "cpu-1.ledger: Permission denied", "may be in use by a healthy engine")
+    assert said(found["problem"], "cpu-1.ledger: Permission denied", "a healthy engine may be using it")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter is written for x86-64")
@@ -101,12 +103,12 @@ def test_sandbox_without_locks_is_a_problem_and_no_dead_engine(control: Control,
     toys.start("chat")
     sandbox = [sys.executable, str(NO_LOCKS)]
     found = report([*sandbox, *control.command("doctor")])
-    assert said(found["problem"], "locks, futex", "nobody can see who is alive", "F_OFD_SETLK")
-    assert said(found["problem"], "cpu-0.ledger: cannot be asked who is alive")
+    assert said(found["problem"], "locks, futex", "callers cannot see which are alive", "F_OFD_SETLK")
+    assert said(found["problem"], "cpu-0.ledger: cannot tell which engines are alive")
     assert not said(found["ok"], "left by engines that ended")
     result = run([*sandbox, *control.command("status")])
     assert result.returncode == 1
-    assert "cannot be asked who is alive" in result.stderr
+    assert "cannot tell which engines are alive" in result.stderr
 
 
 @as_root
@@ -135,7 +137,7 @@ def test_file_system_without_inodes_is_told_from_a_full_one(tmp_path: Path) -> N
     with mounted(tmp_path, "-t", "tmpfs", "-o", "mode=755,size=1m,nr_inodes=2", "none"):
         (tmp_path / "cpu-0.ledger").touch()
         found = report(Control(tmp_path).command("doctor"))
-    assert said(found["problem"], "free space", "no inode is left of 2", "more inodes")
+    assert said(found["problem"], "free space", "all 2 inodes are used", "more inodes")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_package_is_found_wherever_an_engines_python_looks(control: Control, tmp
         assert said(found, "kvcached-control is not installed in its Python", f"{python} -m pip")
         install(prefix / "lib/python3/dist-packages", "kvcached-0.1.6")
         found = report(control.command("doctor", "--pid", pid))["problem"]
-        assert said(found, "kvcached-0.1.6, which is another project's")
+        assert said(found, "kvcached-0.1.6, which is another project, and not kvcached-control")
         for folder in ("usr/local/lib/python3.12/dist-packages", ".local/lib/python3.12/site-packages", "path"):
             install(tmp_path / folder, "kvcached_control-0.1.0", OURS)
             environment = {"PYTHONPATH": str(tmp_path / "path")}
@@ -265,7 +267,7 @@ def test_shell_is_no_engine_because_it_started_one(control: Control, tmp_path: P
         found = report(control.command("doctor", "--pid", str(shell.pid)))
         assert shell.stdin is not None
         shell.stdin.close()
-    assert said(found["note"], f"pid {shell.pid}", "is no engine")
+    assert said(found["note"], f"pid {shell.pid}", "is not an engine")
     assert said(found["problem"] + found["note"], "sglang.launch_server runs without a slot")
     assert not said(found["ok"], f"pid {shell.pid}")
 
@@ -276,6 +278,6 @@ def test_ledger_whose_device_is_not_known_is_a_note() -> None:
     process.__dict__["ledgers"] = [HeldLedger("/ledgers/cpu-0.ledger", 7, None, deleted=False)]
     here = {(1, 7), (1, 8)}
     finding = _judge(process, [process], here, "/ledgers", asked_for=True)
-    assert (finding.level, "its device is not known" in finding.text) == ("note", True)
+    assert (finding.level, "its device is unknown" in finding.text) == ("note", True)
     finding = _judge(process, [process], {(1, 8)}, "/ledgers", asked_for=True)
     assert "is registered in another directory" in finding.text

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from kvcached.arguments import MAX_NOTE_BYTES
 from kvcached.control.diagnosis.ledger_directory import LEDGER_BYTES
-from kvcached.control.diagnosis.ledgers import SLOTS
 from kvcached.control.queries.publication_history import RECORDS
 from kvcached.ledger import binding
+from kvcached.ledger.contents import AuditRecord
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.publication import publish
 from kvcached.values import Update
@@ -36,8 +36,7 @@ def test_record_that_lost_the_older_ones_says_so(control: Control, toys: Toys) -
     text = control.run("status", "--history", "--instance", "inst-1").stdout
     assert "nothing was published" not in text
     assert text.endswith(
-        "the record keeps the last 64 publications of each GPU, to all instances together; "
-        "none to inst-1 is left in it\n"
+        "the record keeps the last 64 publications of each GPU, to all instances together; none to inst-1 is in it\n"
     )
     assert "older ones are gone" in control.run("status", "--history", "--instance", "inst-39").stdout
     found = control.json("status", "--history", "--instance", "inst-39")
@@ -70,7 +69,7 @@ def test_order_is_by_sequence_and_not_by_the_clock(control: Control, toys: Toys)
     with LedgerDirectory(str(control.directory), writable=True) as directory:
         for ledger in directory.open_all():
             (newest, *_) = ledger.handle.audits()
-            early = binding.AuditRecord(5, Update(3, 3000), Update(4, 4000), newest.uid, 1, "chat", "late", "")
+            early = AuditRecord(5, Update(3, 3000), Update(4, 4000), newest.uid, 1, "chat", "late", "")
             ledger.handle.audit(early)
     found = control.json("status", "--history")["history"]
     assert [entry["new"]["limit_tokens"] for entry in found] == [1000, 2000, 3000, 4000]
@@ -108,6 +107,6 @@ def test_numbers_agree_with_the_library(control: Control, toys: Toys) -> None:
     """What this package repeats of the library's numbers is what the library has."""
     toys.start("chat")
     library = binding._load().lib
-    assert (SLOTS, RECORDS, LEDGER_BYTES) == (library.KVL_SLOTS, library.KVL_AUDIT_RECORDS, library.KVL_FILE_BYTES)
+    assert (RECORDS, LEDGER_BYTES) == (library.KVL_AUDIT_RECORDS, library.KVL_FILE_BYTES)
     assert library.KVL_NOTE_BYTES - 1 == MAX_NOTE_BYTES
     assert os.path.getsize(control.directory / "cpu-0.ledger") == LEDGER_BYTES

@@ -218,7 +218,7 @@ def test_interrupted_wait_gives_the_cursor_back(control: Control, toys: Toys, nu
     assert b"Traceback" not in seen
 
 
-@pytest.mark.parametrize("module", ["argparse", "dataclasses", "fcntl"])
+@pytest.mark.parametrize("module", ["argparse", "json", "fcntl"])
 def test_ctrl_c_while_the_program_loads_shows_no_traceback(control: Control, tmp_path: Path, module: str) -> None:
     """Ctrl-C before a command has begun ends it by the signal, in silence."""
     (tmp_path / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
@@ -306,5 +306,5 @@ def test_if_incarnation_is_what_status_shows(control: Control, toys: Toys) -> No
     toys.start("chat")
     for extra in ((), ("--dry-run",)):
         result = control.run(*words, *extra)
-        assert (result.returncode, "restarted or registered anew" in result.stderr) == (5, True)
+        assert (result.returncode, "restarted or registered again" in result.stderr) == (5, True)
     assert control.run("set", "5k", "--instance", "chat", "--if-incarnation", "xyz").returncode == 2

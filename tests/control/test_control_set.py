@@ -61,7 +61,7 @@ def test_limits_that_do_little_are_warned_about(control: Control, toys: Toys) ->
         large = control.run("set", "1m", "--instance", "chat", *extra)
         assert (small.returncode, large.returncode) == (0, 0)
         assert "keeps one block, 32 tokens, which is more than 8" in small.stderr
-        assert "holds 50000 tokens at most, so this limit bounds nothing" in large.stderr
+        assert "holds 50000 tokens at most, so this limit has no effect" in large.stderr
 
 
 def test_pattern_and_all_give_a_result_each_and_the_worst_code(control: Control, toys: Toys) -> None:
@@ -93,8 +93,8 @@ def test_pattern_goes_without_a_revision(control: Control) -> None:
     result = control.run("set", "1k", "--all", "--if-revision", "1")
     assert result.returncode == 2
     assert result.stderr == (
-        "kvcached-control: --if-revision and --if-incarnation go with one instance, by its name: "
-        "each counts its own revisions\n"
+        "kvcached-control: --if-revision and --if-incarnation need one instance name: "
+        "each instance counts its own revisions\n"
     )
 
 

@@ -52,16 +52,16 @@ def test_remarks_give_the_reason(control: Control, toys: Toys) -> None:
     text = control.run("status", COLUMNS="200").stdout
     assert "rejected, 16,000 stays in force: pp_size is 2" in text
     assert "RuntimeError: the block table is locked" in text
-    assert "10,000 tokens above the limit are not evictable now" in text
+    assert "10,000 tokens above the limit cannot be evicted now" in text
     assert "not controlled: hook target Scheduler.evict is missing" in text
-    assert "r1 0 is published and not taken over yet" in text
+    assert "r1 0 is published but not applied yet" in text
 
 
 def test_what_is_held_does_not_count_the_block_that_is_kept(control: Control, toys: Toys) -> None:
     """Of a limit below one block the engine keeps a block, so only what lies above that block is said to be held."""
     toys.start("busy", trouble="locked", idle=48, block_tokens=16)
     control.run("set", "5", "--instance", "busy", "--wait", "0.5")
-    assert "32 tokens above the limit are not evictable now" in control.run("status", COLUMNS="200").stdout
+    assert "32 tokens above the limit cannot be evicted now" in control.run("status", COLUMNS="200").stdout
 
 
 def test_first_status_says_how_to_start_an_engine(control: Control, ledger_dir: Path) -> None:

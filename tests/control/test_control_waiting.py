@@ -71,7 +71,7 @@ def test_restart_drops_the_publication(control: Control, toys: Toys) -> None:
     toys.start("chat")
     result = wait_until_applied(published, str(control.directory), PATIENCE_S)
     assert (result.applied, result.engine_ended) == (False, True)
-    assert result.warnings == ("replica 0 was restarted meanwhile, which drops the publication; publish again",)
+    assert result.warnings == ("replica 0 restarted in the meantime, which drops the publication; publish again",)
     assert result.waited_s is not None
     assert result.waited_s < PATIENCE_S
 
@@ -84,7 +84,7 @@ def test_end_of_the_engine_ends_the_wait(control: Control, toys: Toys) -> None:
     engine.wait()
     result = wait_until_applied(published, str(control.directory), PATIENCE_S)
     assert (result.applied, result.engine_ended) == (False, True)
-    assert result.warnings == ("replica 0 ended while waiting for it, which drops the publication",)
+    assert result.warnings == ("replica 0 ended during the wait, which drops the publication",)
 
 
 def test_directory_that_is_away_for_a_moment_is_waited_for(control: Control, toys: Toys) -> None:
@@ -145,7 +145,7 @@ def test_engine_that_cannot_be_looked_at_did_not_end(control: Control, toys: Toy
     command = [sys.executable, str(NO_LOCKS), sys.executable, "-c", WAIT_IN_A_SANDBOX, str(control.directory)]
     applied, ended, warning = json.loads(run(command).stdout)
     assert (applied, ended) == (False, False)
-    assert "cannot be asked who is alive" in warning
+    assert "cannot tell which engines are alive" in warning
 
 
 def test_wait_beside_a_busy_engine_looks_at_its_deadline(control: Control, toys: Toys) -> None:

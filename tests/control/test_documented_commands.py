@@ -31,8 +31,6 @@ ELSEWHERE = {
     "scripts/demo": "scripts/demo",
     "scripts/test": "scripts/test",
     "scripts/bench": "scripts/bench",
-    "scripts/trace-check": "scripts/trace-check",
-    "scripts/advisor-check": "scripts/advisor-check",
     "scripts/serve-tiny-vllm": "tests/engines/vllm/test_serving.py",
     "curl": "tests/engines/vllm/test_serving.py",
     "vllm serve": "tests/engines/vllm/test_serving.py",

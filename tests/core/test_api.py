@@ -286,7 +286,7 @@ def test_if_incarnation_notices_a_restart_that_a_revision_does_not(ledger_dir: P
     publish(5, "engine", str(ledger_dir))
     result = publish(6, "engine", str(ledger_dir), if_revision=2, if_incarnation=before.incarnation)
     assert (result.status, result.revision) == ("superseded", 0)
-    assert "was restarted or registered anew" in result.warnings[0]
+    assert "was restarted or registered again" in result.warnings[0]
     assert desired(ledger_dir) == [(2, 5)] * 2
 
 

@@ -79,8 +79,8 @@ def test_mode_follows_the_directory_and_not_the_umask(
         (b"", "is 0 bytes long; a ledger has 49152"),
         (b"x", "is 1 bytes long"),
         (b"x" * (FILE_BYTES // 2), "is 24576 bytes long"),
-        (b"\0" * FILE_BYTES, "holds no ledger"),
-        (b"\x5a" * FILE_BYTES, "holds no ledger"),
+        (b"\0" * FILE_BYTES, "is not a ledger"),
+        (b"\x5a" * FILE_BYTES, "is not a ledger"),
         (b"\0" * (FILE_BYTES + 1), "is 49153 bytes long"),
     ],
 )
@@ -103,12 +103,12 @@ def test_bad_content_is_refused_by_name_and_reason_and_never_written(
 @pytest.mark.parametrize(
     ("offset", "data", "reason"),
     [
-        (0, struct.pack(">Q", 0x72656764656C766B), "other byte order"),
-        (8, struct.pack(">I", 0x01020304), "other byte order"),
-        (12, struct.pack("=I", 1), "has ledger version 1; this library knows version 2"),
-        (12, struct.pack("=I", 0), "has ledger version 0; this library knows version 2"),
-        (16, b"\0", "another layout"),
-        (24, struct.pack("=Q", 4096), "another layout"),
+        (0, struct.pack(">Q", 0x72656764656C766B), "opposite byte order"),
+        (8, struct.pack(">I", 0x01020304), "opposite byte order"),
+        (12, struct.pack("=I", 1), "has ledger version 1; this library reads version 2"),
+        (12, struct.pack("=I", 0), "has ledger version 0; this library reads version 2"),
+        (16, b"\0", "a different layout"),
+        (24, struct.pack("=Q", 4096), "a different layout"),
     ],
 )
 def test_other_versions_are_refused(offset: int, data: bytes, reason: str, ledger_dir: Path) -> None:
@@ -141,7 +141,7 @@ def test_names_that_are_no_gpu_ids_are_refused(ledger_dir: Path) -> None:
 def test_world_writable_directory_is_refused_with_owner_and_mode(ledger_dir: Path) -> None:
     """A directory that everybody may write is refused for writing, with path, owner and mode."""
     ledger_dir.chmod(0o777)
-    text = rf"{re.escape(str(ledger_dir))} may be written by everybody \(owner uid {os.getuid()}, mode 0777\)"
+    text = rf"{re.escape(str(ledger_dir))} is writable by everyone \(owner uid {os.getuid()}, mode 0777\)"
     with pytest.raises(LedgerDirectoryError, match=text):
         LedgerDirectory(str(ledger_dir), writable=True)
 
@@ -149,7 +149,7 @@ def test_world_writable_directory_is_refused_with_owner_and_mode(ledger_dir: Pat
 def test_world_writable_ledger_is_refused_with_owner_and_mode(ledger_dir: Path) -> None:
     """A ledger that everybody may write is refused for writing, with owner and mode."""
     make_ledger(ledger_dir).chmod(0o666)
-    assert f"may be written by everybody (owner uid {os.getuid()}, mode 0666)" in refusal(ledger_dir)
+    assert f"is writable by everyone (owner uid {os.getuid()}, mode 0666)" in refusal(ledger_dir)
 
 
 @as_root
@@ -249,7 +249,7 @@ def test_full_tmpfs_is_an_error_at_creation(tmp_path: Path) -> None:
     try:
         with LedgerDirectory(str(mount), writable=True) as directory:
             directory.create("cpu-0")
-            with pytest.raises(LedgerDirectoryError, match=r"cpu-2\.ledger cannot be made: No space left on device"):
+            with pytest.raises(LedgerDirectoryError, match=r"cpu-2\.ledger cannot be created: No space left on device"):
                 [directory.create(f"cpu-{index}") for index in range(1, 3)]
             assert directory.gpu_ids() == ["cpu-0", "cpu-1"]
         assert [path.name for path in mount.iterdir() if path.name.startswith(".")] == []

@@ -283,7 +283,7 @@ def test_revisions_can_run_out(ledger_dir: Path, subscribe: Subscribe) -> None:
     assert publish(6, "engine", str(ledger_dir)).revision == MAX_REVISION
     result = publish(7, "engine", str(ledger_dir))
     assert result.status == "unavailable"
-    assert "used up" in result.warnings[0]
+    assert "is the last" in result.warnings[0]
 
 
 def test_a_word_is_only_ever_raised(ledger_dir: Path, subscribe: Subscribe) -> None:
@@ -328,7 +328,7 @@ def test_advice_comes_with_the_result(ledger_dir: Path, subscribe: Subscribe) ->
     policy = RetentionPolicy(ToyCache(), 16000)
     engine.acknowledge(policy.report())
     assert "keeps one block, 16 tokens" in publish(5, "engine", str(ledger_dir)).warnings[0]
-    assert "bounds nothing" in publish(2_000_000, "engine", str(ledger_dir)).warnings[0]
+    assert "has no effect" in publish(2_000_000, "engine", str(ledger_dir)).warnings[0]
     for fitting in (0, 16, 64, 1_000_000):
         assert publish(fitting, "engine", str(ledger_dir)).warnings == ()
     policy.reject(Update(9, 5), Outcome.UNSUPPORTED_ENGINE, "hook target gone")
@@ -454,4 +454,4 @@ def test_wait_notices_that_the_engine_ended(ledger_dir: Path, subscribe: Subscri
     engine.close()
     result = wait_until_applied(result, str(ledger_dir), 60)
     assert result.applied is False
-    assert "replica 0 ended while waiting" in result.warnings[-1]
+    assert "replica 0 ended during the wait" in result.warnings[-1]

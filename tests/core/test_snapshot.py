@@ -97,7 +97,7 @@ def test_read_only_mount_is_no_damage(subscribe: Callable[..., Subscription], le
     assert (snapshot.refusals, snapshot.unseen, snapshot.names) == ((), (), ["chat"])
     (replica,) = snapshot.replicas
     assert unwritable(replica, snapshot) == [
-        f"{ledger_dir}/cpu-{index}.ledger is yours to read only: Read-only file system (owner uid 0, mode 0600)"
+        f"{ledger_dir}/cpu-{index}.ledger is read-only for you: Read-only file system (owner uid 0, mode 0600)"
         for index in range(2)
     ]
 
@@ -139,7 +139,7 @@ def test_names_that_no_instance_can_have_are_refused(ledger_dir: Path) -> None:
     reasons = [refusal.reason for refusal in snapshot.refusals]
     assert len(reasons) == len(HOSTILE)
     assert all(reason.isascii() and reason.isprintable() for reason in reasons)
-    assert "slot 1 is ignored: '$(touch pwned)' is no name that an instance can have" in reasons
+    assert "slot 1 is ignored: '$(touch pwned)' is not a valid instance name" in reasons
 
 
 def test_absent_and_unreadable_directories_differ(tmp_path: Path, ledger_dir: Path) -> None:
@@ -189,7 +189,7 @@ def test_sandbox_without_locks_has_not_seen(subscribe: Callable[..., Subscriptio
     result = run([sys.executable, str(NO_LOCKS), sys.executable, "-c", code, str(ledger_dir)])
     assert result.returncode == 0, result.stderr
     first, second = result.stdout.splitlines()
-    assert first.startswith(f"[] {ledger_dir}/cpu-0.ledger: cannot be asked who is alive: Invalid argument")
+    assert first.startswith(f"[] {ledger_dir}/cpu-0.ledger: cannot tell which engines are alive: Invalid argument")
     assert second == LedgerDirectoryError.__name__
 
 

@@ -1,6 +1,6 @@
 """Make the virtual environments of the real engines and run their suites there.
 
-Called by ``scripts/test-engines``; needs python3 with pip and venv, a C compiler, and a package registry.
+Called by ``scripts/test --engines``; needs python3 with pip and venv, a C compiler, and a package registry.
 
 What an engine needs is said in ``tests/engines/<engine>/environment.json``:
 
@@ -178,7 +178,7 @@ def select(words: list[str]) -> list[tuple[Engine, str]]:
 
 def main() -> int:
     """Run the selected suites one after the other; exit 0 only if all passed."""
-    parser = argparse.ArgumentParser(prog="scripts/test-engines")
+    parser = argparse.ArgumentParser(prog="scripts/test --engines")
     parser.add_argument("engines", nargs="*", metavar="ENGINE[=VERSION|=all]")
     parser.add_argument("--prepare-only", action="store_true", help="make the environments, run nothing")
     words = sys.argv[1:]

@@ -263,7 +263,7 @@ def test_disabled_control_serves_alone(engines: Engines) -> None:
         (("--tp", "1_0"), {}, "argument --tp"),
         (("--tp", "100000"), {}, "--tp 100000 with --pp 1 is more than 128 processes"),
         (("--tp", "64", "--pp", "3"), {}, "is more than 128 processes"),
-        (("--block-tokens", "16"), {}, "--block-tokens goes with --trace"),
+        (("--block-tokens", "16"), {}, "--block-tokens needs --trace"),
         (("--speed", "nan"), {}, "argument --speed"),
         ((), {"KVCACHED_GPU_IDS": "a,a"}, "KVCACHED_GPU_IDS names a more than once"),
         (("--fault", "disk"), {}, "argument --fault"),

@@ -16,8 +16,8 @@ SEED = random.SystemRandom().randrange(2**31)
 
 
 def run(script: str, *arguments: str) -> str:
-    """Run one of the scripts with a random seed, which is printed, and return what it said."""
-    command = [sys.executable, str(ROOT / "scripts" / script), "--seed", str(SEED), *arguments]
+    """Run a program of this folder with a random seed, which is printed, and return what it said."""
+    command = [sys.executable, str(Path(__file__).parent / script), "--seed", str(SEED), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     print(result.stdout, result.stderr)
     assert result.returncode == 0
@@ -26,14 +26,14 @@ def run(script: str, *arguments: str) -> str:
 
 def test_a_short_storm_breaks_nothing() -> None:
     """Some hundred publishers and engines die at random points, and every promise holds."""
-    assert "violations 0" in run("storm.py", "--kills", "100", "--no-rigs")
+    assert "violations 0" in run("kill_storm.py", "--kills", "100", "--no-rigs")
 
 
 def test_figures_of_a_storm_add_up_over_runs(tmp_path: Path) -> None:
     """A storm goes on where an earlier one ended."""
     state = tmp_path / "figures.json"
     for _ in range(2):
-        run("storm.py", "--kills", "1", "--no-rigs", "--state", str(state))
+        run("kill_storm.py", "--kills", "1", "--no-rigs", "--state", str(state))
     assert '"runs": 2' in state.read_text()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_json, add_ledger_dir, instance_name, share
@@ -32,7 +33,6 @@ from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.snapshot import take_snapshot
 from kvcached.settings import choose_ledger_dir
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -46,15 +46,17 @@ examples:
   kvcached-control advise --instance my-model --plot curve.png
   kvcached-control set --of-max 0.9 --instance my-model
 exit codes:
-  0 a limit is advised for every replica      1 refused for one, the reason is printed
-  2 usage                                     3 no such instance"""
+  0 a limit is advised for every replica   1 none for at least one, and why
+  2 wrong usage                            3 no such instance"""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = commands.add_parser("advise", help="say which limit keeps how much of the hit rate", epilog=EPILOG)
+    parser = commands.add_parser(
+        "advise", help="predict the hit rate at other limits, and advise a limit", epilog=EPILOG
+    )
     parser.add_argument(
-        "--instance", metavar="NAME", type=instance_name, help="the engine's name, if there are several"
+        "--instance", metavar="NAME", type=instance_name, help="the instance's name, if there are several"
     )
     goals = parser.add_mutually_exclusive_group()
     goals.add_argument(
@@ -62,7 +64,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     goals.add_argument("--target", metavar="F", type=share, help="a hit rate")
     parser.add_argument(
-        "--window", choices=WINDOWS, help="the last few million prompt tokens, or many (default: as traffic is)"
+        "--window",
+        choices=WINDOWS,
+        help="the last few million prompt tokens, or many more (default: long, or now while traffic is changing)",
     )
     add_ledger_dir(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the curve into FILE (needs matplotlib)")
@@ -116,8 +120,12 @@ def _print(name: str, advice: Advice, goal: Goal, *, alone: bool, plot: bool) ->
         limit = limit_text(-1 if advice.limit_tokens is None else advice.limit_tokens)
         expected = f"model {curve.measured - curve.model_error:.3f}, off by {curve.model_error:+.3f}"
         _line("measured", curve.measured, f"window {advice.window}, limit {limit}; {expected}")
-        _line("in use", curve.values[0], "what requests in work share; takes no idle cache")
-        _line("attainable", advice.attainable, f"in the {limit_text(curve.room_tokens)} tokens that requests leave")
+        _line("in use", curve.values[0], "shared by requests in progress; needs no idle cache")
+        _line(
+            "attainable",
+            advice.attainable,
+            f"in the {limit_text(curve.room_tokens)} tokens that running requests do not use",
+        )
     if advice.advised_limit_tokens is not None:
         _line("advice", advice.wanted, f"{styled(limit_phrase(advice), STRONG, colour=colour)} for {goal.describe()}")
     for warning in advice.warnings:
@@ -141,6 +149,6 @@ def _draw(path: str, name: str, advices: Sequence[Advice]) -> int:
     try:
         draw_curves(path, name, advices)
     except (OSError, ValueError) as error:  # as for a kind of picture that it does not know
-        complain(f"--plot: the curve cannot be drawn into {path}: {error}")
+        complain(f"--plot cannot write {path}: {error}")
         return exit_codes.PROBLEM
     return exit_codes.OK

@@ -43,15 +43,24 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        """End with the usage exit code."""
-        self.exit(exit_codes.USAGE, f"{self.prog}: {printable(message)}; see {self.prog} --help\n")
+        """Raise a usage error, which :func:`main` prints as that line."""
+        raise _UsageError(self.prog, message)
+
+
+class _UsageError(SystemExit):
+    """The parser of ``prog`` does not accept the words of the command line."""
+
+    def __init__(self, prog: str, message: str) -> None:
+        super().__init__(exit_codes.USAGE)
+        self.prog = prog
+        self.message = message
 
 
 def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of these commands."""
     parser = _Parser(
         prog=PROGRAM,
-        description="Change how many idle prefix-cache tokens running LLM engines keep, and see what they keep.",
+        description="Show and change how many idle prefix-cache tokens running LLM engines keep.",
         epilog="example:\n  kvcached-control set 16k --instance my-model --wait",
     )
     parser.add_argument("-V", "--version", action="version", version=f"{PROGRAM} {__version__}")
@@ -71,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _conclude(code, output)
         if "--json" in words and code != exit_codes.OK and not output.said:
             reason = "".join(errors.said).strip().removeprefix(f"{PROGRAM}: ")
-            print(json.dumps({"error": reason or f"ended with exit code {code}"}))
+            print(json.dumps({"error": reason or f"failed with exit code {code}"}))
     return code
 
 
@@ -83,6 +92,8 @@ def _run(words: Sequence[str], output: Stream) -> int:
         output.raises = getattr(arguments, "endless", False)
         return int(arguments.run(arguments))
     except SystemExit as end:  # how the parser ends, after a usage error or the help
+        if isinstance(end, _UsageError):
+            print(f"{end.prog}: {printable(end.message)}; {_what_to_write(words, end.prog)}", file=sys.stderr)
         return end.code if isinstance(end.code, int) else exit_codes.USAGE
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
@@ -99,11 +110,29 @@ def _run(words: Sequence[str], output: Stream) -> int:
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
+    if words == ["version"]:
+        words = ["--version"]
     parser = build_parser(words[:1] if words and words[0] in COMMANDS else COMMANDS)
+    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+        parser.error(f"unknown command {words[0]!r}; the commands are {', '.join(COMMANDS)}")
     arguments, unknown = parser.parse_known_args(words or ["--help"])
     if unknown:
         arguments.parser.error(f"unknown arguments: {' '.join(unknown)}")
     return arguments
+
+
+def _what_to_write(words: Sequence[str], prog: str) -> str:
+    """Return the right form of a command that was written as for another tool, or else where the help is."""
+    import shlex  # noqa: PLC0415 - after an error only
+
+    from kvcached.control.commands.habits import right_form  # noqa: PLC0415 - as above
+
+    form = right_form(words)
+    try:
+        taken = form is not None and not build_parser().parse_known_args(form)[1]
+    except _UsageError:
+        taken = False
+    return f"write: {PROGRAM} {shlex.join(form)}" if form and taken else f"see {prog} --help"
 
 
 def _conclude(code: int, output: Stream) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_ledger_dir
 from kvcached.control.rendering.text import complain
 from kvcached.ledger.snapshot import take_snapshot
 from kvcached.settings import choose_ledger_dir
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
@@ -18,9 +19,8 @@ examples:
   source <(kvcached-control completion bash)
   kvcached-control completion zsh > ~/.zfunc/_kvcached-control
   kvcached-control completion names
-"names" prints the names of the live instances, which is what the scripts ask
-for. The scripts are made by the package shtab (pip install shtab); they do
-not need it afterwards."""
+"names" prints the names of the live instances; the scripts call it. Making a
+script needs the package shtab (pip install shtab); using it does not."""
 
 _INSTANCES = "_kvcached_control_instances"
 _LIMITS = "_kvcached_control_limits"
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         import shtab  # noqa: PLC0415 - an optional package
     except ImportError as error:
-        complain(f"scripts are made by the package shtab ({error}); pip install shtab")
+        complain(f"completion needs the package shtab ({error}); pip install shtab")
         return exit_codes.PROBLEM
     from kvcached.control.commands.command_line import build_parser  # noqa: PLC0415 - it imports this module
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_json, add_ledger_dir, process_id
 from kvcached.settings import choose_ledger_dir
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ examples:
   kvcached-control doctor
   kvcached-control doctor --pid 4711
 exit codes:
-  0 nothing stands in the way   1 something does   2 usage"""
+  0 no problems   1 problems were found   2 wrong usage"""
 
 _LEVEL_WIDTH = len("problem")
 _SUBJECT_WIDTH = 16
@@ -31,7 +31,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Declare the command."""
     parser = commands.add_parser("doctor", help="find out why an engine is not controlled", epilog=EPILOG)
     add_ledger_dir(parser)
-    parser.add_argument("--pid", metavar="P", type=process_id, help="look at this engine's process alone")
+    parser.add_argument("--pid", metavar="P", type=process_id, help="check only the engine with this process id")
     add_json(parser)
     parser.set_defaults(run=run)
 

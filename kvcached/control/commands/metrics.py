@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_ledger_dir, port
 from kvcached.control.rendering.text import complain
 from kvcached.settings import choose_ledger_dir
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
-    from typing import NoReturn
 
 LOOPBACK = "127.0.0.1"
 
@@ -20,12 +20,12 @@ examples:
   kvcached-control metrics --format prometheus > kvcached.prom
   kvcached-control metrics --port 9477
 Needs the package prometheus_client (pip install prometheus-client). Nobody is
-asked for a password: whoever may connect to the address may read the figures."""
+asked for a password: whoever can connect to the address can read the metrics."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = commands.add_parser("metrics", help="print or serve the figures for Prometheus", epilog=EPILOG)
+    parser = commands.add_parser("metrics", help="print or serve metrics for Prometheus", epilog=EPILOG)
     add_ledger_dir(parser)
     parser.add_argument("--port", metavar="P", type=port, help="serve over HTTP until interrupted (0: any free port)")
     parser.add_argument(
@@ -35,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--format",
         choices=("openmetrics", "prometheus"),
         default="openmetrics",
-        help="what is printed: OpenMetrics, or the older text that node_exporter reads from files",
+        help="the format to print: OpenMetrics, or the older text format that node_exporter reads from files",
     )
     parser.set_defaults(run=run)
 

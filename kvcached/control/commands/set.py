@@ -14,6 +14,7 @@ from kvcached.control.ending_signals import code_of, raising_signals
 from kvcached.control.queries.instance_patterns import ANY, check_name_or_pattern, is_pattern
 from kvcached.control.rendering.text import complain, say
 from kvcached.ledger.publication import publish
+from kvcached.light_dataclasses import replace
 from kvcached.limits import format_limit
 from kvcached.settings import SettingsError, choose_ledger_dir
 
@@ -37,10 +38,10 @@ examples:
   kvcached-control set unlimited --all --note "night shift"
   kvcached-control set --of-max 0.9 --instance my-model
 exit codes:
-  0 accepted (with --wait: applied)   2 usage       4 partial
+  0 accepted (with --wait: applied)   2 wrong usage   4 partial
   3 unavailable, or the engine ended or restarted while waiting
-  5 superseded                        6 timed out   7 the engine refuses it
-  of several instances the highest"""
+  5 superseded                        6 timed out     7 the engine refuses it
+  with several instances, the highest of theirs"""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,13 +60,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     targets = parser.add_mutually_exclusive_group(required=True)
     targets.add_argument(
-        "--instance", metavar="NAME", type=_name_or_pattern, help="the engine's name, or a pattern such as 'chat-*'"
+        "--instance", metavar="NAME", type=_name_or_pattern, help="the instance's name, or a pattern such as 'chat-*'"
     )
     targets.add_argument("--all", action="store_const", const=ANY, dest="instance", help="every live instance")
     shared_options.add_ledger_dir(parser)
     _add_conditions(parser)
     parser.add_argument(
-        "--note", metavar="TEXT", type=shared_options.note, default="", help="why, for status --history"
+        "--note", metavar="TEXT", type=shared_options.note, default="", help="the reason, for status --history"
     )
     when = parser.add_mutually_exclusive_group()
     when.add_argument(
@@ -74,7 +75,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="?",
         type=shared_options.seconds_or_limit,
         const=DEFAULT_WAIT_S,
-        help=f"wait until it is applied and the excess evicted (default {DEFAULT_WAIT_S:.0f} s)",
+        help=f"wait until it is applied and the excess is evicted (default {DEFAULT_WAIT_S:.0f} s)",
     )
     when.add_argument("--dry-run", action="store_true", help="show what would be evicted, and publish nothing")
     shared_options.add_json(parser)
@@ -92,12 +93,12 @@ def _add_conditions(parser: argparse.ArgumentParser) -> None:
         "--if-incarnation",
         metavar="HEX",
         type=shared_options.incarnation,
-        help="publish only if the instance was not restarted since status --json showed this incarnation",
+        help="publish only if the instance has not restarted since status --json showed this incarnation",
     )
     parser.add_argument(
         "--if-different",
         action="store_true",
-        help="publish nothing, and say unchanged, if this limit is desired everywhere already",
+        help="publish nothing, and print unchanged, if this limit is already desired everywhere",
     )
 
 
@@ -113,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             return _run(arguments, directory)
         except KeyboardInterrupt as interrupt:
-            complain("interrupted; kvcached-control status shows what is published")
+            complain("interrupted; kvcached-control status shows what was published")
             return code_of(interrupt)
 
 
@@ -122,7 +123,7 @@ def _place_limit(arguments: argparse.Namespace) -> None:
     given = arguments.limit is not None or arguments.of_max is not None
     if isinstance(arguments.wait, shared_options.Misplaced):
         if given:
-            arguments.parser.error("argument --wait: a second LIMIT is not a number of seconds")
+            arguments.parser.error("argument --wait: expected a number of seconds, not a second LIMIT")
         arguments.limit, arguments.wait = arguments.wait.limit_tokens, DEFAULT_WAIT_S
     elif not given:
         after = " before --wait" if arguments.wait is not None else ""
@@ -156,7 +157,7 @@ def _matching(arguments: argparse.Namespace, directory: str) -> list[str]:
     from kvcached.ledger.snapshot import take_snapshot  # noqa: PLC0415
 
     if arguments.if_revision is not None or arguments.if_incarnation is not None:
-        message = "--if-revision and --if-incarnation go with one instance, by its name: each counts its own revisions"
+        message = "--if-revision and --if-incarnation need one instance name: each instance counts its own revisions"
         raise SettingsError(message)
     snapshot = take_snapshot(directory)
     names = [name for name in snapshot.names if fnmatchcase(name, arguments.instance)]
@@ -167,7 +168,7 @@ def _matching(arguments: argparse.Namespace, directory: str) -> list[str]:
         complain(f"unavailable: {problem}")
     else:
         for unseen in snapshot.unseen:
-            complain(f"could not be looked at: {unseen}")
+            complain(f"could not be read: {unseen}")
     return names
 
 
@@ -227,8 +228,6 @@ def _wait(
 
 def _not_waited(result: PublicationResult) -> PublicationResult:
     """Return what ``--wait`` promises in JSON also where there was nothing to wait for."""
-    from dataclasses import replace  # noqa: PLC0415 - only this rare path needs it
-
     return replace(result, applied=False, waited_s=0.0)
 
 

@@ -53,7 +53,7 @@ def _print(forecasts: Sequence[Forecast]) -> None:
             )
     if possible:
         unchanged = all(entry.unchanged for entry in possible)
-        said = "is desired already, and nothing would be published" if unchanged else "would be published"
+        said = "is already desired, so nothing would be published" if unchanged else "would be published"
         print(f"{format_limit(forecasts[0].limit_tokens)} {said}; nothing was written")
         print("\n".join(table.lines(display.width, colour=display.colour)))
     for entry in forecasts:

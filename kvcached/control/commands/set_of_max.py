@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from kvcached.arguments import MAX_NOTE_BYTES
 from kvcached.control import exit_codes
@@ -13,7 +14,6 @@ from kvcached.ledger.directory import LedgerDirectoryError
 from kvcached.ledger.results import PublicationResult, PublicationStatus
 from kvcached.settings import SettingsError
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
 
@@ -24,7 +24,7 @@ def take_advice(arguments: argparse.Namespace, directory: str) -> int | None:
     Replicas are told one limit, so it is the largest one that is advised for any of them.
     """
     if is_pattern(arguments.instance):
-        message = "--of-max goes with one instance, by its name: each has traffic of its own"
+        message = "--of-max needs one instance name: each instance has its own traffic"
         raise SettingsError(message)
     goal = Goal(share=arguments.of_max)
     try:

@@ -87,7 +87,7 @@ def seconds(text: str) -> float:
     """Parse a number of seconds that a clock can wait for."""
     value = _number(text)
     if not 0 <= value <= MAX_WAIT_S:
-        message = f"{text!r} is not a number of seconds"
+        message = f"{text!r} is not a number of seconds, such as 10 or 0.5"
         raise argparse.ArgumentTypeError(message)
     return value
 
@@ -132,7 +132,7 @@ def interval(text: str) -> float:
     """Parse a number of seconds that is long enough to sleep for."""
     value = seconds(text)
     if value < LEAST_INTERVAL_S:
-        message = f"{text!r} is too short an interval; give at least {LEAST_INTERVAL_S} seconds"
+        message = f"{text!r} is too short; give at least {LEAST_INTERVAL_S} seconds"
         raise argparse.ArgumentTypeError(message)
     return value
 

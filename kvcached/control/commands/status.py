@@ -27,8 +27,8 @@ examples:
   kvcached-control status --instance my-model
   kvcached-control status --history
 exit codes:
-  0 shown   1 a ledger cannot be used, or two engines have one name   2 usage
-  3 no such instance or directory"""
+  0 shown           1 a ledger cannot be used, or two engines have one name
+  2 wrong usage     3 no such instance or directory"""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--history",
         action="store_true",
-        help="also show who published what and when (the last 64 publications of each GPU, to all instances)",
+        help="also show who published what and when (the last 64 publications per GPU, all instances together)",
     )
     add_json(parser)
     parser.set_defaults(run=run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_ledger_dir, instance_name, interval
@@ -12,11 +13,9 @@ from kvcached.control.rendering.text import complain
 from kvcached.ledger.directory import LedgerDirectoryError
 from kvcached.settings import choose_ledger_dir
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
-    from typing import Any, NoReturn
 
     from kvcached.control.queries.directory_view import View
 
@@ -27,8 +26,8 @@ examples:
   kvcached-control watch
   kvcached-control watch --instance my-model --json
 It redraws as soon as an engine or a publisher reports something, and ends on
-Ctrl-C. In a pipe it prints a new board for each change; with --json, a line for
-each instance that changed."""
+Ctrl-C. In a pipe it prints the table again after each change; with --json, one
+line for each instance that changed."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,9 +40,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="S",
         type=interval,
         default=DEFAULT_INTERVAL_S,
-        help="seconds between samples of the small curve and looks for new engines (default 1)",
+        help="seconds between samples of the small curve, and between searches for new engines (default 1)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line and change")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each change")
     parser.set_defaults(run=run, endless=True)
 
 

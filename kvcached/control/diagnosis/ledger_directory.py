@@ -32,7 +32,9 @@ def check_directory(path: str, *, named: bool) -> Iterator[Finding]:
         yield Finding(PROBLEM, SUBJECT, f"{path}: {error.strerror}{ownership(path)}", _remedy_of_missing())
         return
     if not os.path.isdir(path):
-        yield Finding(PROBLEM, SUBJECT, f"{path} is no directory{ownership(path)}", "remove it, or name another one")
+        yield Finding(
+            PROBLEM, SUBJECT, f"{path} is not a directory{ownership(path)}", "remove it, or choose another one"
+        )
         return
     yield from _check_access(path, status)
     if _is_removed_at_log_out(path):
@@ -55,12 +57,12 @@ def _check_access(path: str, status: os.stat_result) -> Iterator[Finding]:
         yield _check_space(path)
     else:
         remedy = "give write permission to your user or group, or mount it writable"
-        text = f"{path} may not be written by uid {os.geteuid()} {where}"
+        text = f"{path} is not writable for uid {os.geteuid()} {where}"
         readable = os.access(path, os.R_OK | os.X_OK) and _holds_readable_ledgers(path)
         yield Finding(NOTE if readable else PROBLEM, SUBJECT, f"{text}{READ_ONLY if readable else ''}", remedy)
 
 
-READ_ONLY = ": yours to read only; status, watch and metrics work, set does not"
+READ_ONLY = ": status, watch and metrics work, set does not"
 
 
 def _holds_readable_ledgers(path: str) -> bool:
@@ -88,11 +90,11 @@ def _check_space(path: str) -> Finding:
     free = status.f_bavail * status.f_frsize
     text = f"{free // 1024:,} KiB free; a ledger takes {LEDGER_BYTES // 1024}"
     if status.f_files and not status.f_favail:
-        text = f"no inode is left of {status.f_files:,}, so the next ledger cannot be made, though {text}"
+        text = f"all {status.f_files:,} inodes are used, so no ledger can be created, though {text}"
         return Finding(PROBLEM, SPACE, text, "remove files, or mount it with more inodes (tmpfs: nr_inodes)")
     if free < LEDGER_BYTES:
-        remedy = "free some, or give the file system more (a container: a larger shm size)"
-        return Finding(PROBLEM, SPACE, f"{text}, so the next one cannot be made", remedy)
+        remedy = "free some space, or enlarge the file system (in a container: a larger shm size)"
+        return Finding(PROBLEM, SPACE, f"{text}, so no ledger can be created", remedy)
     return Finding(NOTE if free < _LOW_BYTES else OK, SPACE, text)
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _OURS = (SUFFIX, ADVICE_SUFFIX, ".new")
 
 FILE = "ledger file"
-SLOTS = 64
 SETTLE_S = 1.0
 """How long an engine may take to settle a publication that was just made before it counts as deaf."""
 
@@ -53,40 +52,39 @@ def _check_files(snapshot: Snapshot) -> Iterator[Finding]:
     for refusal in snapshot.refusals:
         yield Finding(PROBLEM, FILE, f"{refusal.path}: {refusal.reason}", _remedy(refusal))
     for look in snapshot.read_only:
-        text = f"{look.path} is yours to read only: {look.reason}; its engines are seen, and not set from here"
-        yield Finding(NOTE, FILE, text, "to publish, use a user and a mount that may write it")
+        text = f"{look.path} is read-only for you: {look.reason}; its engines can be read from here, but not set"
+        yield Finding(NOTE, FILE, text, "to publish, run as a user with write permission, on a writable mount")
     live = dead = 0
     for look in snapshot.files:
         if look.ledger is None:
             continue
         indices = {member.index for member in look.members}
         live += len(indices)
-        # An owner writes its startup limit into the word, so one that is not zero was owned before.
-        dead += sum(1 for index in range(SLOTS) if index not in indices and not look.ledger.handle.is_blank(index))
-        if len(indices) == SLOTS:
-            text = f"{look.path} is full: all {SLOTS} slots belong to live engines"
+        dead += look.ledger.count_ended(indices)
+        if len(indices) == look.ledger.slots:
+            text = f"{look.path} is full: all {len(indices)} slots belong to live engines"
             yield Finding(PROBLEM, FILE, text, "stop some engines, or give new ones another ledger directory")
     count = len(snapshot.ledgers)
     if count:
-        text = f"{count} valid; slots: {live} live, {dead} left by engines that ended (reused by themselves)"
+        text = f"{count} valid; slots: {live} live, {dead} left by engines that ended (reused automatically)"
         yield Finding(OK, "ledger files", text)
     elif not snapshot.files:
-        yield Finding(NOTE, "ledger files", "none yet; an engine makes them when it registers")
+        yield Finding(NOTE, "ledger files", "none yet; engines create them when they register")
 
 
 def _remedy(refusal: Refusal) -> str:
     """Return what to do about a file that is refused. What may be a healthy engine's is never told to be removed."""
     if refusal.fault is Fault.UNTRUSTED:
         return ""  # the reason says it
-    return _REMEDIES.get(refusal.fault, "find out why; engines that use it may be well")
+    return _REMEDIES.get(refusal.fault, "find out why; engines that use it may be healthy")
 
 
 _REMEDIES = {
-    Fault.DAMAGED: "its engine makes a new one within seconds; if this is still here then, remove it",
-    Fault.NO_LEDGER: "remove it, or move it elsewhere; engines make a new one in its place",
-    Fault.OTHER_VERSION: "use the release of the engines that made it; remove it only when they have stopped",
-    Fault.FORBIDDEN: "run as a user who may read it; it may be in use by a healthy engine",
-    Fault.ILLEGAL_NAME: "find out who writes here; nothing of it is used",
+    Fault.DAMAGED: "its engine creates a new one within seconds; if this one is still here then, remove it",
+    Fault.NO_LEDGER: "remove it, or move it elsewhere; engines create a new one in its place",
+    Fault.OTHER_VERSION: "use the release that its engines use; remove it only after they have stopped",
+    Fault.FORBIDDEN: "run as a user who can read it; a healthy engine may be using it",
+    Fault.ILLEGAL_NAME: "find out who writes here; this entry is ignored",
 }
 
 
@@ -108,15 +106,15 @@ def _check_instances(view: View, snapshot: Snapshot) -> Iterator[Finding]:
     if view.conflict:
         yield Finding(PROBLEM, "instances", view.conflict)
     if not view.instances and snapshot.unseen:
-        yield Finding(NOTE, "instances", "none was seen, but not every file could be looked at")
+        yield Finding(NOTE, "instances", "none found, but some files could not be read")
     elif not view.instances:
-        yield Finding(NOTE, "instances", "none is alive here")
+        yield Finding(NOTE, "instances", "no live instance here")
     for instance in view.instances:
         for replica in instance.replicas:
             subject = f"{printable(instance.name)}/{replica.replica}"
             remarks = list(remarks_of(replica))
             for text, style in remarks:
-                deaf = "published and not taken over" in text
+                deaf = "published but not applied yet" in text
                 level = NOTE if style == BUSY and not deaf else PROBLEM
                 yield Finding(level, subject, text, "see the engine's log; is its scheduler stopped?" if deaf else "")
             if not remarks:

@@ -26,10 +26,10 @@ def check_plugins() -> Iterator[Finding]:
     for group, variable in GROUPS.items():
         yield _check_entry_point(group)
         if excludes_plugin(os.environ, variable):
-            text = f"{variable}={os.environ[variable]!r} leaves {PLUGIN} out, for engines started from this environment"
+            text = f"{variable}={os.environ[variable]!r} excludes {PLUGIN} from engines started in this environment"
             yield Finding(PROBLEM, "plugins", text, f"add {PLUGIN} to it")
     if is_disabled():
-        text = f"{DISABLE_VARIABLE}=1 is set: engines started from this environment are not controlled"
+        text = f"{DISABLE_VARIABLE}=1 is set: engines started in this environment are not controlled"
         yield Finding(PROBLEM, "plugins", text, f"unset {DISABLE_VARIABLE}")
 
 
@@ -43,7 +43,7 @@ def _check_distributions() -> Iterator[Finding]:
     ]
     if others:
         text = f"this Python also has {', '.join(others)}, another project that uses the same import name"
-        remedy = f"uninstall {PLUGIN} and then reinstall {DISTRIBUTION}: each overwrites files of the other"
+        remedy = f"uninstall {PLUGIN} and then reinstall {DISTRIBUTION}: each overwrites the other's files"
         yield Finding(PROBLEM, "distribution", text, remedy)
 
 
@@ -58,7 +58,7 @@ def _check_entry_point(group: str) -> Finding:
     subject = group.partition(".")[0] + " plugin"
     found = [point for point in metadata.entry_points(group=group) if point.name == PLUGIN]
     if not found:
-        remedy = f"install {DISTRIBUTION} into this Python with pip (a source folder on the path is not enough)"
+        remedy = f"install {DISTRIBUTION} in this Python with pip (a source folder on the path is not enough)"
         return Finding(PROBLEM, subject, f"no entry point {PLUGIN} in group {group}; {engine}", remedy)
     try:
         found[0].load()

@@ -34,16 +34,16 @@ def check_engines(path: str, pid: int | None) -> Iterator[Finding]:
     """Check the engines of this user, or the process ``pid`` alone, whatever it looks like."""
     processes = own_processes()
     if pid is not None and pid not in processes:
-        yield Finding(PROBLEM, "engines", f"there is no process {pid} of uid {os.geteuid()} that can be seen from here")
+        yield Finding(PROBLEM, "engines", f"no process {pid} of uid {os.geteuid()} is visible from here")
         return
     roots = engine_roots(processes) if pid is None else _asked_for(processes[pid], processes)
     if not roots:
-        yield Finding(NOTE, "engines", f"no serving engine of uid {os.geteuid()} can be seen from here")
+        yield Finding(NOTE, "engines", f"no serving engine of uid {os.geteuid()} is visible from here")
     here = _files_in(path)
     for root in roots:
         if pid is not None and root.pid != pid:
             yield Finding(
-                NOTE, f"pid {pid}", f"{_name(processes[pid])} is no engine; the engine that it started follows"
+                NOTE, f"pid {pid}", f"{_name(processes[pid])} is not an engine; the engine that it started is below"
             )
         yield _judge(root, family(root, processes), here, path, asked_for=pid is not None)
 
@@ -68,11 +68,11 @@ def _judge(
     if any((ledger.device, ledger.inode) in here for ledger in held):
         return Finding(OK, subject, f"{name} is registered here")
     if any(ledger.deleted for ledger in held):
-        text = f"{name} holds a ledger that was removed: {held[0].path}"
-        return Finding(PROBLEM, subject, text, "it registers anew within 2 s; if this stays, see its log")
+        text = f"{name} uses a ledger that was removed: {held[0].path}"
+        return Finding(PROBLEM, subject, text, "it registers again within 2 s; if not, see its log")
     if any(ledger.device is None and ledger.inode in {inode for _, inode in here} for ledger in held):
-        text = f"{name} holds {held[0].path}, which may be the file of that number here; its device is not known"
-        return Finding(NOTE, subject, text, "run doctor as root, or with the capability to trace it, to be sure")
+        text = f"{name} uses {held[0].path}, which may be the file with that inode here; its device is unknown"
+        return Finding(NOTE, subject, text, "to be sure, run doctor as root or with the capability to trace it")
     if held:
         return _elsewhere(name, subject, held[0], asked_for=asked_for)
     return _without_slot(root, members, path, asked_for=asked_for)
@@ -85,7 +85,7 @@ def _elsewhere(name: str, subject: str, held: HeldLedger, *, asked_for: bool) ->
         same = (status.st_dev, status.st_ino) == (held.device, held.inode)
     except OSError:
         same = False
-    seen = "" if same else " as it sees it, in a container or on a mount of its own"
+    seen = "" if same else " (its own path, in a container or on a separate mount)"
     remedy = f"use --ledger-dir {directory}" if same else "run this command where that engine runs"
     text = f"{name} is registered in another directory, {directory}{seen}"
     return Finding(PROBLEM if asked_for else NOTE, subject, text, remedy)
@@ -104,7 +104,7 @@ def _without_slot(root: Process, members: Sequence[Process], path: str, *, asked
     if root.age_s < STARTING_S:
         text = f"{name} runs without a slot: it started {root.age_s:.0f} s ago and may be loading its model"
         return Finding(NOTE, subject, text, remedy)
-    return Finding(PROBLEM, subject, f"{name} runs without a slot: the reason cannot be seen from here", remedy)
+    return Finding(PROBLEM, subject, f"{name} runs without a slot: the reason is not visible from here", remedy)
 
 
 def _files_in(path: str) -> set[tuple[int, int]]:
@@ -122,21 +122,21 @@ def _why_without_slot(root: Process, members: Sequence[Process]) -> tuple[str, s
     """Return the likeliest reason and its remedy; the reason is empty if none can be seen."""
     environ = root.environ
     if is_disabled(environ):
-        return f"{DISABLE_VARIABLE}=1 is in its environment", "restart it without"
+        return f"{DISABLE_VARIABLE}=1 is in its environment", "restart it without that"
     text = " ".join(argument for process in members for argument in process.arguments).lower()
     for group, variable in GROUPS.items():
         if group.partition(".")[0] in text and excludes_plugin(environ, variable):
-            return f"{variable}={environ[variable]!r} leaves kvcached out", "add kvcached to it and restart it"
+            return f"{variable}={environ[variable]!r} excludes kvcached", "add kvcached to it and restart it"
     if "sglang" in text and "--use-ray" in text:
         return "SGLang starts its schedulers as Ray actors, which load no plugins", "start it without --use-ray"
     folders = package_folders(root)
     found = list(owners(folders))
     if folders and not any(own for own, _ in found):
-        remedy = f"install the package {DISTRIBUTION} with {python_program(root)} -m pip, and restart the engine"
+        remedy = f"install {DISTRIBUTION} with {python_program(root)} -m pip, and restart the engine"
         if found:
-            return f"its Python has {found[0][1]}, which is another project's, and not {DISTRIBUTION}", remedy
+            return f"its Python has {found[0][1]}, which is another project, and not {DISTRIBUTION}", remedy
         return f"{DISTRIBUTION} is not installed in its Python, {python_prefix(root)}", remedy
-    return "", "see its log for lines of kvcached"
+    return "", "look for kvcached in its log"
 
 
 def _name(process: Process) -> str:

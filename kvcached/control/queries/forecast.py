@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvcached.ledger import NativeLibraryError
 from kvcached.ledger.addressees import Obstacle, look_up, unusable, warnings_for
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
+from kvcached.light_dataclasses import dataclass
 from kvcached.values import Outcome, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds

@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # spelled out, because importing typing costs the command
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
 
 ANY = "*"
 """The pattern of ``--all``."""
@@ -25,7 +25,7 @@ def check_name_or_pattern(text: str) -> str:
     if not is_pattern(text):
         return check_instance_name(text)
     if re.fullmatch(_PATTERN, text) is None:
-        message = f"pattern {text!r} is malformed; it takes 1 to 63 of A-Z a-z 0-9 . _ - and the wild cards * ? [...]"
+        message = f"pattern {text!r} is invalid; use 1 to 63 of A-Z a-z 0-9 . _ - and the wild cards * ? [...]"
         raise SettingsError(message)
     return text
 

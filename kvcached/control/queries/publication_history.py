@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from heapq import heappop, heappush
 from itertools import pairwise
+
+from kvcached.light_dataclasses import dataclass
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class PublicationHistory:
 
 def read_history(snapshot: Snapshot, instance_name: str | None) -> PublicationHistory:
     """Return the recorded publications, also to instances that have ended since."""
-    records = [list(reversed(ledger.handle.audits())) for ledger in snapshot.ledgers]
+    records = [list(reversed(ledger.publications())) for ledger in snapshot.ledgers]
     ordered = _in_order(records)
     shown = tuple(one for one in ordered if instance_name is None or one.record.instance_name == instance_name)
     full = any(len(record) >= RECORDS for record in records)

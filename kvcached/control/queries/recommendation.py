@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from kvcached.advisor.curve import limit_for, value_at
 from kvcached.advisor.page import STOPPED, PageError
@@ -17,10 +18,7 @@ from kvcached.ledger.replicas import find_conflict
 from kvcached.ledger.snapshot import look_at
 from kvcached.limits import format_limit
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from typing import Any
-
     from kvcached.advisor.page import Page, PageWindow
     from kvcached.ledger.replicas import Replica
 
@@ -164,7 +162,7 @@ def _advise_replica(directory: LedgerDirectory, replica: Replica, goal: Goal, wi
     try:
         page = read_page(directory, place)
     except PageError as error:
-        return Advice(index, refused=f"this engine tells no curve (KVCACHED_ADVISOR=0?): {error}")
+        return Advice(index, refused=f"no curve yet from this engine (is KVCACHED_ADVISOR=0 set?): {error}")
     advice = advise_page(page, goal, window)
     age_s = time.time() - page.updated_ns / 1e9
     if age_s > STALE_S and replica.slot.report.active_tokens > 0:
@@ -185,14 +183,14 @@ def advise_page(page: Page, goal: Goal, window: str | None = None) -> Advice:
     )
     note = printable(page.note)
     if page.state == STOPPED:
-        return replace(nothing, refused=f"the advisor failed and is off since ({page.failures} failure): {note}")
+        return replace(nothing, refused=f"the advisor failed and is off until the engine restarts: {note}")
     if min(one.prompt for one in page.windows) <= 0:
-        return replace(nothing, refused="no request was seen yet")
+        return replace(nothing, refused="no requests seen yet")
     curves = {name: curve_of(page, one) for name, one in zip(WINDOWS, page.windows, strict=True)}
     warnings = [note] if note else []
     difference = max(abs(one - other) for one, other in zip(curves[NOW].values, curves[LONG].values, strict=True))
     if difference > CHANGE:
-        warnings.append(f"traffic is changing: the windows now and long differ by up to {difference:.2f}")
+        warnings.append(f"traffic is changing: the rates of the windows now and long differ by up to {difference:.2f}")
     chosen = window or (NOW if difference > CHANGE else LONG)
     seen = replace(nothing, window=chosen, curve=curves[chosen], warnings=tuple(warnings))
     return _choose(seen, curves[chosen], goal, page.block_tokens)
@@ -219,21 +217,24 @@ def _choose(seen: Advice, curve: Curve, goal: Goal, block_tokens: int) -> Advice
     if beyond > PROMISE:
         seen = _warned(
             seen,
-            f"the pool is the bound: requests leave {curve.room_tokens:,} tokens, a larger one adds {beyond:.2f}",
+            f"the pool is too small, not the limit: running requests leave room for {curve.room_tokens:,} idle tokens, "
+            f"and a larger pool would add {beyond:.2f}",
         )
     refused = _refusal(seen, curve, goal)
     limit = None if refused else limit_for(curve.limits, curve.values, wanted)
     if limit is None:
-        return replace(seen, refused=refused or f"{wanted:.3f} is not to be had at any limit")
+        return replace(seen, refused=refused or f"no limit reaches {wanted:.3f}")
     advised = _blocks_up(limit, block_tokens)
     if advised > room:
         advised = room
-        seen = _warned(seen, f"one time in twenty requests leave less than {room:,} tokens; more is not advised")
+        seen = _warned(
+            seen, f"one time in twenty there is room for fewer than {room:,} idle tokens; no larger limit is advised"
+        )
     if seen.observed_tokens < advised:
-        text = f"only {seen.observed_tokens:,} prompt tokens were seen, less than the {advised:,} that would be advised"
-        return replace(seen, refused=text)
+        text = f"only {seen.observed_tokens:,} prompt tokens seen, fewer than the {advised:,} that would be advised"
+        return replace(seen, refused=f"{text}; wait for more")
     if seen.observed_tokens < WARM * advised:
-        seen = _warned(seen, f"{seen.observed_tokens:,} prompt tokens are few to tell of a limit of {advised:,}")
+        seen = _warned(seen, f"{seen.observed_tokens:,} prompt tokens are little evidence for a limit of {advised:,}")
     low = limit_for(curve.limits, curve.values, wanted - PROMISE) or 0.0
     high = limit_for(curve.limits, curve.values, wanted + PROMISE)
     high = room if high is None else min(high, room)
@@ -245,18 +246,18 @@ def _refusal(seen: Advice, curve: Curve, goal: Goal) -> str | None:
     """Return why no limit can be advised at all."""
     attainable, wanted = seen.attainable or 0.0, seen.wanted or 0.0
     if seen.requests < LEAST_REQUESTS:
-        return f"only {seen.requests} requests were seen; {LEAST_REQUESTS} are needed"
+        return f"only {seen.requests} requests seen; {LEAST_REQUESTS} are needed"
     if abs(curve.model_error) > DISAGREEMENT:
         return (
             f"model and engine disagree at the limit in force: {curve.measured - curve.model_error:.3f} expected, "
             f"{curve.measured:.3f} measured{_why_less(curve)}"
         )
     if wanted > attainable:
-        return f"{goal.describe()} is not to be had: this traffic allows {attainable:.3f}"
+        return f"{goal.describe()} cannot be reached: this traffic allows at most {attainable:.3f}"
     if wanted <= curve.values[0]:
         return (
             f"{goal.describe()} is {wanted:.3f}, and blocks in use alone give {curve.values[0]:.3f}: "
-            f"that takes no idle cache, and any limit keeps it; ask for more"
+            f"that needs no idle cache, so any limit will do; ask for more"
         )
     return None
 
@@ -270,8 +271,8 @@ def _why_less(curve: Curve) -> str:
     if curve.model_error >= 0 or curve.model_in_use < -curve.model_error * MOSTLY:
         return ""
     return (
-        "; requests with equal prompts that arrive at the same moment explain it: they cannot hit each other "
-        "(a replayed trace needs its arrival times; the rig: --speed)"
+        "; the likely cause is equal prompts that arrive at the same moment, which cannot hit each other "
+        "(replay a trace with its arrival times; on the rig: --speed)"
     )
 
 

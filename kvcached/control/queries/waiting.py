@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 from kvcached.ledger import ACKNOWLEDGED
+from kvcached.ledger.open_ledger import LISTEN_S
 from kvcached.ledger.publication import SUPERSEDED, Rejection
 from kvcached.ledger.snapshot import look_again, open_snapshot
+from kvcached.light_dataclasses import dataclass, replace
 from kvcached.values import UNLIMITED, Outcome, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
     from kvcached.ledger.publication import PublicationResult
     from kvcached.ledger.replicas import Replica
     from kvcached.ledger.snapshot import FileLook, Snapshot
-
-SLICE_S = 0.25
-"""How long one sleep on a doorbell lasts at most; there is one per replica, and only one can be slept on."""
 
 ABSENCE_S = 3.0
 """How long a replica may be away before it counts as ended: one whose ledger was replaced is back within 2 s."""
@@ -84,9 +82,9 @@ class _Waiter:
         """Watch the ledgers of one look at the directory; None when they have to be looked up anew."""
         while True:
             try:
-                bells = {ledger.gpu: ledger.handle.bell(ACKNOWLEDGED) for ledger in snapshot.ledgers}
+                bells = {ledger.gpu: ledger.bell(ACKNOWLEDGED) for ledger in snapshot.ledgers}
             except OSError:  # one was cut in this moment: its engine makes a new one
-                time.sleep(max(0.0, min(SLICE_S, self._deadline - time.monotonic())))
+                time.sleep(max(0.0, min(LISTEN_S, self._deadline - time.monotonic())))
                 return None
             if snapshot.fault is None:
                 snapshot = look_again(snapshot.path, snapshot.files)
@@ -100,11 +98,14 @@ class _Waiter:
                 return None
 
     def _sleep(self, ledger: Ledger | None, bells: Mapping[str, int]) -> None:
-        """Sleep until an engine rings, for a slice at most and never beyond the deadline."""
-        slice_end = min(self._deadline, time.monotonic() + SLICE_S)
+        """Sleep until an engine rings, for a slice at most and never beyond the deadline.
+
+        Each replica has a doorbell of its own, and only one can be slept on.
+        """
+        slice_end = min(self._deadline, time.monotonic() + LISTEN_S)
         if ledger is not None and ledger.is_current():
             with suppress(OSError):  # lost in this moment: the rest of the slice is slept
-                ledger.handle.wait(ACKNOWLEDGED, bells[ledger.gpu], slice_end)
+                ledger.wait(ACKNOWLEDGED, bells[ledger.gpu], slice_end)
                 return
         time.sleep(max(0.0, slice_end - time.monotonic()))
 
@@ -145,17 +146,17 @@ class _Waiter:
         if rejections:
             return replace(self._end(applied=False), rejections=rejections)
         if any(self._is_overtaken(replica) for replica in replicas):
-            newer = self._end(applied=False, warning="a newer publication was applied meanwhile")
+            newer = self._end(applied=False, warning="a newer publication was applied in the meantime")
             return replace(newer, status=SUPERSEDED)
         restarted = [replica.slot.identity.replica for replica in replicas if self._is_restarted(replica)]
         if restarted:
-            warning = f"replica {restarted[0]} was restarted meanwhile, which drops the publication; publish again"
+            warning = f"replica {restarted[0]} restarted in the meantime, which drops the publication; publish again"
             return replace(self._end(applied=False, warning=warning), engine_ended=True)
         return None
 
     def _gone(self, index: int, snapshot: Snapshot) -> PublicationResult:
         why = f": {snapshot.reason}" if snapshot.reason else ""
-        warning = f"replica {index} ended while waiting for it, which drops the publication{why}"
+        warning = f"replica {index} ended during the wait, which drops the publication{why}"
         return replace(self._end(applied=False, warning=warning), engine_ended=True)
 
     def _is_restarted(self, replica: Replica) -> bool:

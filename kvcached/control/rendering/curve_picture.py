@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import matplotlib as mpl
 
 mpl.use("Agg")
@@ -12,7 +14,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from kvcached.control.queries.recommendation import PROMISE
 from kvcached.control.rendering.curve_text import short
 
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -68,7 +69,7 @@ def _draw(panel: Axes, advice: Advice, runs: Mapping[int, float]) -> None:
     _mark_limit(panel, advice, limits)
     room = curve.room_tokens
     if limits[0] < room < limits[-1]:
-        panel.axvspan(room, limits[-1], color=FAINT, alpha=0.15, lw=0, label="more than requests leave")
+        panel.axvspan(room, limits[-1], color=FAINT, alpha=0.15, lw=0, label="beyond the free space")
     if advice.advised_limit_tokens is not None:
         at = max(advice.advised_limit_tokens, limits[0])
         panel.plot([at], [advice.wanted or 0.0], "*", ms=19, color=ADVICE, mec="white", label="advice", zorder=5)

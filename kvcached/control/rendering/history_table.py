@@ -34,7 +34,7 @@ def history_lines(history: PublicationHistory, display: Display, wanted: str | N
     if history.complete:
         return lines or [f"nothing was published{f' to {wanted}' if wanted else ''} yet"]
     keeps = f"the record keeps the last {RECORDS} publications of each GPU, to all instances together"
-    gone = "older ones are gone" if lines else f"none{f' to {wanted}' if wanted else ''} is left in it"
+    gone = "older ones are gone" if lines else f"none{f' to {wanted}' if wanted else ''} is in it"
     return [*lines, styled(f"{keeps}; {gone}", FAINT, colour=display.colour)]
 
 

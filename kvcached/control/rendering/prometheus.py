@@ -74,7 +74,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[ReplicaStatus], float]], ...] = (
 _COUNTERS: tuple[tuple[str, str, Callable[[ReplicaStatus], float]], ...] = (
     (
         "kvcached_evicted_tokens",
-        "Idle tokens evicted to keep to the limit since the engine started.",
+        "Idle tokens evicted to keep within the limit since the engine started.",
         lambda replica: replica.evicted_tokens,
     ),
     (
@@ -139,7 +139,7 @@ def _limit(limit_tokens: int) -> float:
 
 
 def _outcomes(replicas: Iterable[tuple[InstanceStatus, ReplicaStatus]]) -> Metric:
-    text = "What became of the newest publication: 1 for the outcome that holds, else 0."
+    text = "Outcome of the newest publication: 1 for the current outcome, else 0."
     states = GaugeMetricFamily("kvcached_outcome", text, labels=(*_LABELS, "outcome"))
     for instance, replica in replicas:
         for outcome in Outcome:
@@ -149,7 +149,7 @@ def _outcomes(replicas: Iterable[tuple[InstanceStatus, ReplicaStatus]]) -> Metri
 
 def _infos(replicas: Iterable[tuple[InstanceStatus, ReplicaStatus]]) -> Metric:
     names = ("engine_version", "tp_size", "pp_size", "startup_limit_tokens")
-    text = "Always 1: what serves a replica, and over how many ranks."
+    text = "Always 1: which engine serves a replica, and over how many ranks."
     infos = GaugeMetricFamily("kvcached_replica_info", text, labels=(*_LABELS, *names))
     for instance, replica in replicas:
         sizes = (replica.tp_size, replica.pp_size, replica.startup_limit_tokens)

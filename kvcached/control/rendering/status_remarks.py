@@ -37,7 +37,7 @@ def remarks_of(replica: ReplicaStatus) -> Iterator[tuple[str, str]]:
     behind = newest_desired(replica)
     takes = not replica.split and replica.outcome is not Outcome.UNSUPPORTED_ENGINE
     if behind.revision > replica.settled_revision and takes:
-        yield f"{pair_text(behind.revision, behind.limit_tokens)} is published and not taken over yet", BUSY
+        yield f"{pair_text(behind.revision, behind.limit_tokens)} is published but not applied yet", BUSY
     limit = replica.applied.limit_tokens
     if 0 < limit < replica.block_tokens:
         yield f"keeps one block of {replica.block_tokens} tokens, more than the limit of {limit}", BUSY
@@ -55,7 +55,10 @@ def _outcome(replica: ReplicaStatus) -> Iterator[tuple[str, str]]:
     elif replica.outcome is Outcome.EVICTION_FAILED:
         yield f"eviction failed {replica.eviction_errors} time(s), tried again at the next release: {reason}", BAD
     elif replica.outcome is Outcome.HELD and excess > 0:
-        yield f"{count(excess)} tokens above the limit are not evictable now; they go when they are released", BUSY
+        yield (
+            f"{count(excess)} tokens above the limit cannot be evicted now; they will be once they are released",
+            BUSY,
+        )
 
 
 def _split(replica: ReplicaStatus) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvcached.control.rendering.status_remarks import newest_desired, outcome_word, remarks_of
 from kvcached.control.rendering.table import Cell, Table
 from kvcached.control.rendering.text import (
@@ -23,6 +21,7 @@ from kvcached.control.rendering.text import (
     wants_colour,
     width_of,
 )
+from kvcached.light_dataclasses import dataclass
 from kvcached.values import Outcome
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds

@@ -92,7 +92,7 @@ class RankAgreement:
         ranks = ", ".join(map(str, self._unheard))
         word = "ranks" if len(self._unheard) > 1 else "rank"
         return (
-            f"{word} {ranks} of {len(self._keys)} did not say that kvcached runs there; "
+            f"{word} {ranks} of {len(self._keys)} did not report that kvcached runs there; "
             "install it on every node, and do not disable it on some"
         )
 

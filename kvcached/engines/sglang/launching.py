@@ -29,7 +29,7 @@ LAUNCH = "_launch_scheduler_processes"
 
 RAY_REASON = (
     "this SGLang starts its schedulers as Ray actors, which load no plugins: "
-    "launch it without Ray if its prefix caches are to be controlled"
+    "launch it without Ray to control its prefix caches"
 )
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class LaunchNames:
         try:
             attach_around(importlib.import_module(ENGINE_MODULE).Engine, LAUNCH, self.name_launch)
         except AttributeError:
-            _log.debug("an SGLang that launches in another way: all engines of this process share a name")
+            _log.debug("this SGLang launches differently than expected: all engines of this process share one name")
             os.environ.setdefault(INSTANCE_NAME_VARIABLE, self._first)
 
     @contextlib.contextmanager

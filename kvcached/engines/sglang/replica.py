@@ -31,7 +31,7 @@ CHUNK_TOKENS = 8192
 """How many tokens one iteration evicts at most: about 2.5 ms on two slow cores for leaves of 100 tokens."""
 
 PIPELINE_PARALLEL_REASON = (
-    "pp_size > 1: the pipeline stages evict each on its own, so the limit of this engine cannot be changed at run time"
+    "pp_size > 1: pipeline stages evict independently, so the limit of this engine cannot be changed at run time"
 )
 
 EVICTION_RULES = 1

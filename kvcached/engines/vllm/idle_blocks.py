@@ -78,7 +78,7 @@ class IdleBlocks:
         parts = self._free
         walk = self._walk(blocks)
         if walk is None:
-            _log.warning("the free queue was changed in an unknown way; the idle blocks were counted afresh")
+            _log.warning("the free queue changed in an unknown way; the idle blocks were counted again")
             parts.recount()
             walk = self._walk(blocks)
         if walk is None:

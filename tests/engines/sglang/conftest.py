@@ -1,4 +1,4 @@
-"""Fixtures for tests against real SGLang servers; run by ``scripts/test-engines sglang``."""
+"""Fixtures for tests against real SGLang servers; run by ``scripts/test --engines sglang``."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_strict_rank_refuses_beside_a_silent_one(
 ) -> None:
     """With KVCACHED_STRICT=1 each rank waits for the others before it serves, and ends its start in vain."""
     monkeypatch.setattr(agreement, "PATIENCE_S", 0.1)
-    with pytest.raises(SystemExit, match="did not say that kvcached runs there"):
+    with pytest.raises(SystemExit, match="did not report that kvcached runs there"):
         take_place(scheduler_of(cached, source=source), tmp_path, HashStore(), STRICT)
 
 

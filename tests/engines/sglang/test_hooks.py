@@ -199,7 +199,9 @@ def test_no_exception_of_ours_reaches_the_loop(tmp_path: Path, caplog: pytest.Lo
     for _ in range(3):
         assert placed.hooks.end_iteration(None, None, []) is None
         assert placed.hooks.release() is None
-    said = [record for record in caplog.records if "serves on" in record.message and record.levelno == logging.ERROR]
+    said = [
+        record for record in caplog.records if "keeps serving" in record.message and record.levelno == logging.ERROR
+    ]
     assert len(said) == 2
 
 
@@ -209,7 +211,7 @@ def test_a_scheduler_that_our_hook_never_met_is_reported(tmp_path: Path, caplog:
     scheduler = scheduler_of(filled(1))
     for _ in range(3):
         hooks.end_iteration(None, scheduler, [])
-    assert sum("does not govern" in record.message for record in caplog.records) == 1
+    assert sum("does not control" in record.message for record in caplog.records) == 1
     assert outcome(tmp_path) is Outcome.UNSUPPORTED_ENGINE
 
 

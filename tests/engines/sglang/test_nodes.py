@@ -62,10 +62,10 @@ def test_a_launch_survives_a_node_without_the_plugin_and_is_uncontrolled(
     assert first.generate(prompt(1, 300)).cached_tokens == 299
     waited = first.set_limit(0, "--wait", "30")
     assert waited.code == 7, waited
-    assert "rank 1 of 2 did not say that kvcached runs there" in waited.out + waited.err
+    assert "rank 1 of 2 did not report that kvcached runs there" in waited.out + waited.err
     assert first.status()[0]["outcome"] == "unsupported_engine"
     assert first.generate(prompt(1, 300)).cached_tokens == 299
-    assert first.log().count("rank 1 of 2 did not say") == 1
+    assert first.log().count("rank 1 of 2 did not report") == 1
     assert "Scheduler hit an exception" not in first.log() + second.log()
 
 
@@ -94,7 +94,7 @@ def test_a_strict_node_refuses_to_serve_beside_one_without_the_plugin(
             node.start(wait=False)
         wait_until(lambda: nodes[0].exit_code() is not None, 400, "the strict node ends")
         assert nodes[0].exit_code() != 0
-        assert "rank 1 of 2 did not say" in nodes[0].log()
+        assert "rank 1 of 2 did not report" in nodes[0].log()
         assert "KVCACHED_STRICT=1 forbids" in nodes[0].log()
     finally:
         for node in nodes:

@@ -151,7 +151,7 @@ def test_another_pool_or_queue_than_vllms_own_is_refused(make_core: MakeCore, le
         part.__class__ = type(f"Other{type(part).__name__}", (type(part),), {})
 
     core = make_core(spoil=lambda core: another(cores.pool_of(core)))
-    assert "has a OtherBlockPool in the place of vLLM's own BlockPool" in state_of(NAME, ledger_dir)["reason"]
+    assert "has a OtherBlockPool instead of vLLM's own BlockPool" in state_of(NAME, ledger_dir)["reason"]
     core.shutdown()
     make_core(spoil=lambda core: another(cores.pool_of(core).free_block_queue))
     assert "OtherFreeKVCacheBlockQueue" in state_of(NAME, ledger_dir)["reason"]

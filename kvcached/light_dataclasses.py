@@ -1,0 +1,114 @@
+"""``@dataclass(frozen=True)`` and ``replace`` for the modules that every start of the command line loads.
+
+The standard library compiles six methods for each class, and loads ``inspect`` to be able to: together that was half
+the time of ``kvcached-control set``. Here all classes share one set of methods. Nothing else differs: type checkers see
+the standard library's decorator, and :mod:`dataclasses` itself accepts these classes and their values.
+
+Supported are fields with or without a default, in a class that inherits no fields and has no special methods of its
+own; not ``field()``, ``ClassVar``, ``InitVar`` or ``__post_init__``. Modules that no start loads use
+:mod:`dataclasses`.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from dataclasses import Field
+    from typing import Any, NoReturn
+
+
+class _Methods:
+    """The methods that all light dataclasses share."""
+
+    __match_args__: tuple[str, ...]
+    _required: frozenset[str]
+    _defaults: dict[str, object]  # of every field, in order; what is required is in it too
+
+    def __init__(self, *values: object, **named: object) -> None:
+        given = dict(zip(self.__match_args__, values))  # noqa: B905 - too many are noticed below
+        given.update(named)
+        once = len(given) == len(values) + len(named)
+        if not once or not self._required <= given.keys() <= self._defaults.keys():
+            fields = ", ".join(self.__match_args__)
+            message = f"{type(self).__name__}() takes {fields}: none twice, and all that have no default"
+            raise TypeError(message)
+        self.__dict__.update({**self._defaults, **given})
+
+    def __repr__(self) -> str:
+        fields = (f"{name}={value!r}" for name, value in zip(self.__match_args__, _values(self), strict=True))
+        return f"{type(self).__qualname__}({', '.join(fields)})"
+
+    def __eq__(self, other: object) -> bool:
+        return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(_values(self))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        from dataclasses import FrozenInstanceError  # noqa: PLC0415 - only for a mistake
+
+        message = f"cannot assign to field {name!r}"
+        raise FrozenInstanceError(message)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        from dataclasses import FrozenInstanceError  # noqa: PLC0415 - only for a mistake
+
+        message = f"cannot delete field {name!r}"
+        raise FrozenInstanceError(message)
+
+    def __replace__(self, **changes: object) -> _Methods:
+        return type(self)(**{**self.__dict__, **changes})
+
+
+_METHODS = [item for item in vars(_Methods).items() if callable(item[1])]
+
+
+def _values(value: _Methods) -> tuple[object, ...]:
+    return tuple(value.__dict__[name] for name in value.__match_args__)
+
+
+class _Description:
+    """``__dataclass_fields__`` of a light dataclass, which :mod:`dataclasses` makes when it is first asked for."""
+
+    def __init__(self, cls: type[Any]) -> None:
+        self._cls = cls
+
+    def __get__(self, instance: object, owner: type[Any]) -> dict[str, Field[Any]]:
+        from dataclasses import make_dataclass  # noqa: PLC0415 - what the command line does without
+
+        cls = self._cls
+        defaults = {name: (value,) for name, value in cls._defaults.items() if name not in cls._required}
+        fields = [(name, cls.__annotations__[name], *defaults.get(name, ())) for name in cls.__match_args__]
+        model: Any = make_dataclass(cls.__name__, fields, frozen=True)
+        cls.__dataclass_params__ = model.__dataclass_params__
+        cls.__dataclass_fields__ = model.__dataclass_fields__
+        return cls.__dataclass_fields__
+
+
+def _dataclass(*, frozen: bool) -> Callable[[type[Any]], type[Any]]:
+    if not frozen:
+        message = "a light dataclass is frozen; the standard library has the others"
+        raise TypeError(message)
+    return _complete
+
+
+def _complete(cls: type[Any]) -> type[Any]:
+    names = tuple(cls.__annotations__)
+    cls.__match_args__ = names
+    cls._required = frozenset(name for name in names if name not in vars(cls))
+    cls._defaults = {name: vars(cls).get(name) for name in names}
+    cls.__dataclass_fields__ = _Description(cls)
+    for name, method in _METHODS:
+        setattr(cls, name, method)
+    return cls
+
+
+def _replace(value: _Methods, /, **changes: object) -> _Methods:
+    return value.__replace__(**changes)
+
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass, replace
+else:
+    dataclass, replace = _dataclass, _replace
