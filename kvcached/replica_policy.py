@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from kvcached.values import Bound, BoundReport, Outcome, Update
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvcached.capacity import CapacityPolicy
     from kvcached.memory.elastic import Elastic
     from kvcached.memory.pool_memory import PoolMemory
@@ -30,19 +32,21 @@ class ReplicaPolicy:
         memory: PoolMemory,
         *,
         token_bytes: int,
-        elastic: Elastic | None = None,
         no_cap_reason: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Join the parts. ``capacity`` is None where the pool cannot be capped, for ``no_cap_reason``.
 
-        ``token_bytes`` is what one token of KV takes over all ranks.
+        ``token_bytes`` is what one token of KV takes over all ranks. ``clock`` is for elastic memory alone.
         """
         self.retention = retention
         self.capacity = capacity
         self.pending = False
         """Whether :meth:`on_step` has anything to do."""
         self._memory = memory
-        self._elastic = elastic
+        self._elastic: Elastic | None = None
+        self._clock = clock
+        self._put_off = False
         self._token_bytes = token_bytes
         self._no_cap = BoundReport(Update(0, -1, Bound.CAP), 0, Outcome.UNSUPPORTED_ENGINE, no_cap_reason)
         self._note_pending()
@@ -51,7 +55,8 @@ class ReplicaPolicy:
     def draining(self) -> bool:
         """Whether an engine without work has to keep stepping: an update or the return of memory is under way."""
         capacity = self.capacity
-        return self.retention.draining or self._memory.busy or (capacity is not None and capacity.draining)
+        bounds = self.retention.draining or self._put_off or (capacity is not None and capacity.draining)
+        return bounds or self._memory.busy
 
     @property
     def wake_at(self) -> float | None:
@@ -62,6 +67,16 @@ class ReplicaPolicy:
     def limit_tokens(self) -> int:
         """The limit in force, in tokens; -1 is unlimited."""
         return self.retention.limit_tokens
+
+    @property
+    def settled_revisions(self) -> tuple[int, int]:
+        """The newest revisions that were applied or rejected here, of the limit and of the cap."""
+        return self.settled_revision(Bound.LIMIT), self.settled_revision(Bound.CAP)
+
+    def become_elastic(self, elastic: Elastic) -> None:
+        """Let ``elastic`` see every step from now on."""
+        self._elastic = elastic
+        self._note_pending()
 
     def settled_revision(self, bound: Bound) -> int:
         """Return the newest revision of ``bound`` that was applied or rejected here."""
@@ -91,8 +106,11 @@ class ReplicaPolicy:
     def on_release(self) -> None:
         """Keep to both bounds after a request released its blocks. Call before the scheduler can hand them out."""
         self.retention.on_release()
-        if self.capacity is not None and not self.retention.draining:
-            self.capacity.on_release()
+        if self.capacity is not None:
+            if self.retention.draining:
+                self._put_off = True  # the cap's turn comes when the limit's drop is done
+            else:
+                self.capacity.on_release()
         self._note_pending()
 
     def on_step(self) -> None:
@@ -128,11 +146,14 @@ class ReplicaPolicy:
     def _go_on(self) -> None:
         retention, capacity, memory = self.retention, self.capacity, self._memory
         if self._elastic is not None:
-            self._elastic.on_step(time.monotonic())
+            self._elastic.on_step(self._clock())
         memory.advance()
         if retention.draining:
             retention.on_step()
         elif capacity is not None:
+            if self._put_off:
+                self._put_off = False
+                capacity.on_release()
             capacity.on_step()
         self._note_pending()
 

@@ -81,6 +81,10 @@ class PoolMemory:
         """Mark every row that is taken with the present tick from now on, whether or not rows were returned."""
         self._keeps_marks = self.follows_taking = True
 
+    def is_returned(self, row: int) -> bool:
+        """Return whether the memory of ``row`` was sent away and no request got the row since."""
+        return self._marks[row] == _RETURNED
+
     def holds(self, row: int, *, not_taken_since: int) -> bool:
         """Return whether ``row`` holds memory, is not offered, and was last taken at ``not_taken_since`` or before."""
         return _FIRST_TICK <= self._marks[row] <= not_taken_since

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcached.rig.chats import CHAT_BLOCK_TOKENS, LONGEST_TOKENS, generate_chats
-from kvcached.rig.config import CHUNK_BLOCKS, RigConfig
+from kvcached.rig.chats import CHAT_BLOCK_TOKENS, LONGEST_TOKENS, generate_chats, longest_request
+from kvcached.rig.config import CHUNK_BLOCKS, TOKEN_BYTES, RigConfig
 from kvcached.rig.scheduler import DEFAULT_STEP_TOKENS
 from kvcached.rig.trace import TRACE_BLOCK_TOKENS, TraceError, read_trace
 from kvcached.settings import (
@@ -37,8 +39,9 @@ _CHAT_CAPACITY_TOKENS = 262_144
 _TRACE_CAPACITY_TOKENS = 3_000_000
 
 _EPILOG = """\
-The limit at the start, the ledger directory and the instance name also come from KVCACHED_MAX_CACHED_TOKENS,
-KVCACHED_LEDGER_DIR and KVCACHED_INSTANCE_NAME; arguments win. With --speed, requests arrive by their time stamps, that
+The limit and the cap at the start, the ledger directory and the instance name also come from
+KVCACHED_MAX_CACHED_TOKENS, KVCACHED_MAX_KV_TOKENS, KVCACHED_LEDGER_DIR and KVCACHED_INSTANCE_NAME; arguments win.
+KVCACHED_ELASTIC=1 returns the memory of blocks that stay free. With --speed, requests arrive by their time stamps, that
 many times as fast; without it, as fast as the engine takes them. SIGINT and SIGTERM end a run after the current
 step, and the report is still written."""
 
@@ -49,12 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = _configure(options, _read_settings(options))
-        arrivals = _load(options, config.capacity_tokens)
+        arrivals, longest_tokens = _load(options, config.capacity_tokens)
         _check_writable(options.report, options.timeline)
     except (SettingsError, TraceError, _UsageError) as error:
         _complain(parser.prog, str(error))
         return EXIT_USAGE
-    return _run(parser.prog, options, config, arrivals)
+    return _run(parser.prog, options, replace(config, longest_tokens=longest_tokens), arrivals)
 
 
 class _UsageError(ValueError):
@@ -116,6 +119,13 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=_integer, default=0, metavar="S", help="seed of the generated load (default 0)")
     parser.add_argument("--capacity-tokens", type=_positive, metavar="N", help="size of each rank's cache")
+    parser.add_argument(
+        "--token-bytes",
+        type=_positive,
+        default=TOKEN_BYTES,
+        metavar="N",
+        help=f"KV memory of a token on each rank (default {TOKEN_BYTES})",
+    )
     parser.add_argument("--speed", type=_factor, metavar="X", help="replay arrival times X times as fast")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what every rank did as JSON")
     parser.add_argument("--linger", type=_seconds, default=0.0, metavar="S", help="seconds to stay idle after the load")
@@ -129,6 +139,7 @@ def _add_more_options(parser: argparse.ArgumentParser) -> None:
     more.add_argument("--chunk-tokens", type=_positive, metavar="N", help="tokens that a step of a big drop evicts")
     more.add_argument("--step-tokens", type=_positive, default=DEFAULT_STEP_TOKENS, metavar="N", help="tokens per step")
     more.add_argument("--check", action="store_true", help="check all indexes of the cache after steps that end idle")
+    more.add_argument("--guard-returned", action="store_true", help="kill a rank that touches returned memory")
     more.add_argument(
         "--fault",
         type=_fault,
@@ -169,6 +180,8 @@ def _configure(options: argparse.Namespace, settings: Settings) -> RigConfig:
         pp_size=options.pp,
         block_tokens=block_tokens,
         capacity_tokens=capacity,
+        token_bytes=options.token_bytes,
+        longest_tokens=capacity,
         chunk_tokens=options.chunk_tokens or CHUNK_BLOCKS * block_tokens,
         step_tokens=options.step_tokens,
         speed=options.speed,
@@ -176,18 +189,27 @@ def _configure(options: argparse.Namespace, settings: Settings) -> RigConfig:
         check=options.check,
         timeline=options.timeline is not None,
         fault_evictions=options.fault,
+        guards_returned=options.guard_returned,
     )
+    needed, present = capacity * options.token_bytes * config.world_size, os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    if needed > present:
+        message = f"the KV of {config.world_size} ranks takes {needed:,} bytes and this machine has {present:,}"
+        raise _UsageError(message)
     if len(config.gpu_ids) != config.world_size:
         message = f"KVCACHED_GPU_IDS names {len(config.gpu_ids)} members for {config.world_size} ranks"
         raise _UsageError(message)
     return config
 
 
-def _load(options: argparse.Namespace, capacity_tokens: int) -> Iterable[Arrival]:
+def _load(options: argparse.Namespace, capacity_tokens: int) -> tuple[Iterable[Arrival], int]:
+    """Return the workload, and how long its longest request is that fits into the cache, in tokens."""
     if options.trace is not None:
-        return read_trace(options.trace, options.block_tokens or TRACE_BLOCK_TOKENS)
+        trace = read_trace(options.trace, options.block_tokens or TRACE_BLOCK_TOKENS)
+        lengths = [one.request.total_tokens for one in trace if one.request.total_tokens <= capacity_tokens]
+        return trace, max(lengths, default=0)
     requests = DEFAULT_REQUESTS if options.requests is None else options.requests
-    return generate_chats(requests, options.seed, min(LONGEST_TOKENS, capacity_tokens * 3 // 4))
+    longest = min(LONGEST_TOKENS, capacity_tokens * 3 // 4)
+    return generate_chats(requests, options.seed, longest), longest_request(longest)
 
 
 def _check_writable(*paths: Path | None) -> None:

@@ -1,6 +1,7 @@
 """The paged prefix cache: blocks named by hash chains, counted references, least recently used ones evicted first.
 
-A block is *free* (holds nothing), *active* (held by a request) or *idle* (cached, held by nobody). A key stands for a
+A block is *free* (holds nothing), *active* (held by a request), *idle* (cached, held by nobody) or *withheld* (taken
+out of the pool). A key stands for a
 whole prefix, so a block is of use only while all blocks before it are cached: idle blocks are kept in an order in which
 the tail of a chain comes before its head, and are evicted from the front of that order.
 """
@@ -51,6 +52,7 @@ class BlockCache:
         self._blocks = blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._withheld = 0
         self._references = [0] * blocks
         self._keys: list[int | None] = [None] * blocks
         self._parents = [ROOT_KEY] * blocks
@@ -62,7 +64,7 @@ class BlockCache:
 
     def active_tokens(self) -> int:
         """Return how many tokens requests hold, computed or not."""
-        return (self._blocks - len(self._free) - len(self._idle)) * self.block_tokens
+        return (self._blocks - len(self._free) - len(self._idle) - self._withheld) * self.block_tokens
 
     def capacity_tokens(self) -> int:
         """Return how many tokens the pool holds in all."""
@@ -71,6 +73,31 @@ class BlockCache:
     def available_blocks(self) -> int:
         """Return how many blocks can be allocated: the free ones and the idle ones."""
         return len(self._free) + len(self._idle)
+
+    def free_blocks(self) -> int:
+        """Return how many blocks hold nothing and can be allocated."""
+        return len(self._free)
+
+    def free_after(self, keep: int) -> list[int]:
+        """Return the free blocks but the ``keep`` that are allocated first; the first is allocated last."""
+        return self._free[: max(0, len(self._free) - keep)]
+
+    def withheld_blocks(self) -> int:
+        """Return how many blocks are taken out of the pool: neither free nor active nor idle."""
+        return self._withheld
+
+    def withhold(self, count: int) -> list[int]:
+        """Take ``count`` free blocks out of the pool, or as many as there are: those that would be allocated last."""
+        count = min(count, len(self._free))
+        blocks = self._free[:count]
+        del self._free[:count]
+        self._withheld += count
+        return blocks
+
+    def restore(self, blocks: list[int]) -> None:
+        """Put withheld ``blocks`` back into the pool; they are allocated after all that are free now."""
+        self._free[:0] = blocks
+        self._withheld -= len(blocks)
 
     def match(self, keys: list[int]) -> tuple[int, int]:
         """Return how many of the leading ``keys`` are cached, and how many of those blocks are idle."""
@@ -167,8 +194,9 @@ class BlockCache:
     def _check_states(self) -> None:
         free, idle = set(self._free), set(self._idle)
         active = {block for block, count in enumerate(self._references) if count > 0}
-        _require_equal("free + idle + active blocks", len(self._free) + len(idle) + len(active), self._blocks)
-        _require_equal("blocks in exactly one state", len(free | idle | active), self._blocks)
+        present = self._blocks - self._withheld
+        _require_equal("free + idle + active blocks", len(self._free) + len(idle) + len(active), present)
+        _require_equal("blocks in exactly one state", len(free | idle | active), present)
         _require_equal("negative reference counts", [count for count in self._references if count < 0], [])
         _require_equal("free blocks with a key", [block for block in free if self._keys[block] is not None], [])
         _require_equal("idle blocks without a key", [block for block in idle if self._keys[block] is None], [])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvcached.rig.block_cache import BlockCache
 
-_STEP = struct.Struct("=QqQQ")
+_STEP = struct.Struct("=QqQQQ")
 
 
 class CacheDigest:
@@ -27,7 +27,8 @@ class CacheDigest:
         if cache.journal:
             self._hash.update(array("q", cache.journal).tobytes())
             cache.journal.clear()
-        self._hash.update(_STEP.pack(step, cache.content, cache.idle_tokens(), cache.active_tokens()))
+        counts = cache.idle_tokens(), cache.active_tokens(), cache.withheld_blocks()
+        self._hash.update(_STEP.pack(step, cache.content, *counts))
 
     def hexdigest(self) -> str:
         """Return the hash as it stands."""

@@ -43,6 +43,11 @@ class _Chat:
         self.content += [hash((self.number, position)) for position in blocks]
 
 
+def longest_request(longest_tokens: int) -> int:
+    """Return how many tokens prompt and answer of a generated request have at most."""
+    return longest_tokens + longest_tokens // 4
+
+
 def generate_chats(requests: int, seed: int, longest_tokens: int = LONGEST_TOKENS) -> Iterator[Arrival]:
     """Yield ``requests`` arrivals, the same for the same arguments in every process and on every machine.
 

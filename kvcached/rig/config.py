@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvcached.settings import Settings
 
+TOKEN_BYTES = 4
+"""How much KV memory a token takes on each rank, unless told otherwise."""
+
 CHUNK_BLOCKS = 4096
 """How many blocks one step evicts at most in a big drop; a few milliseconds of work."""
 
@@ -16,7 +19,9 @@ CHUNK_BLOCKS = 4096
 class RigConfig:
     """The arguments of a run.
 
-    ``fault_evictions`` is how many ordered evictions raise at first: 0 for no fault, None for all of them.
+    ``token_bytes`` is the KV memory of one token on one rank, ``longest_tokens`` the length of the longest request
+    that is accepted. ``fault_evictions`` is how many ordered evictions raise at first: 0 for no fault, None for all of
+    them. ``guards_returned`` forbids every access to returned memory until its block is handed out again.
     """
 
     settings: Settings
@@ -24,6 +29,8 @@ class RigConfig:
     pp_size: int
     block_tokens: int
     capacity_tokens: int
+    token_bytes: int
+    longest_tokens: int
     chunk_tokens: int
     step_tokens: int
     speed: float | None
@@ -31,6 +38,7 @@ class RigConfig:
     check: bool
     timeline: bool
     fault_evictions: int | None
+    guards_returned: bool
 
     @property
     def world_size(self) -> int:

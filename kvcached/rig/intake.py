@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcached.ledger.registration import SlotPlace
-    from kvcached.policy import RetentionPolicy
+    from kvcached.replica_policy import ReplicaPolicy
     from kvcached.rig.request import Request
     from kvcached.rig.request_feed import Feed
     from kvcached.rig.scheduler import Scheduler
@@ -70,7 +70,7 @@ class Intake:
         subscription: PublicationSource,
         feed: Feed,
         scheduler: Scheduler,
-        policy: RetentionPolicy,
+        policy: ReplicaPolicy,
         linger_s: float,
     ) -> None:
         """Serve ``feed`` to ``scheduler``, then take publications for ``linger_s`` seconds more."""
@@ -85,6 +85,7 @@ class Intake:
         self._linger_s = linger_s
         self._end: float | None = None
         self._told_idle = False
+        self._was_draining = False
 
     def next_message(self) -> Message:
         """Return what the next step has to work off, waiting for it if there is nothing to do at all."""
@@ -98,17 +99,19 @@ class Intake:
             working = self._scheduler.unfinished > 0 or self._policy.draining
             if self.stop_requested or self._is_over(now, busy=bool(items) or working):
                 items.append(Stop())
-            if items or working:
+            if items or working or self._is_due(now):
                 self._told_idle = False
                 return Message(items, time.monotonic_ns())
             self._rest(now)
 
     def after_step(self, *, settled: bool) -> None:
         """Tell publishers how the step ended; ``settled`` says whether an update was applied or rejected in it."""
-        if settled or self._policy.draining:
+        draining = self._policy.draining
+        if settled or draining or self._was_draining:
             self._subscription.acknowledge(self._policy.report())
         else:
             self._subscription.refresh(self._policy.report)
+        self._was_draining = draining
 
     def _announce(self) -> None:
         """Say that publications are taken, as soon as they are."""
@@ -124,12 +127,15 @@ class Intake:
             self._end = now + self._linger_s
         return now >= self._end
 
+    def _is_due(self, now: float) -> bool:
+        """Tell whether an idle engine has to step once more, for elastic memory."""
+        wake_at = self._policy.wake_at
+        return wake_at is not None and now >= wake_at
+
     def _rest(self, now: float) -> None:
         """Sleep until a publication, the next arrival or the end of the run."""
         if not self._told_idle:
             self._told_idle = True
             self._subscription.refresh(self._policy.report, idle=True)
-        due = self._feed.next_due()
-        wake_at = due if due is not None else self._end
-        look_up = now + _LOOK_UP_S
-        self._subscription.wait(look_up if wake_at is None else min(wake_at, look_up))
+        moments = (self._feed.next_due() or self._end, self._policy.wake_at, now + _LOOK_UP_S)
+        self._subscription.wait(min(moment for moment in moments if moment is not None))

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvcached.capacity import CapacityPolicy
+from kvcached.memory.elastic import Elastic
+from kvcached.memory.madvise import prepare
+from kvcached.memory.pool_memory import PoolMemory
+from kvcached.memory.regions import PoolShape
+from kvcached.memory.returning import LocalTransport
 from kvcached.policy import RetentionPolicy
+from kvcached.replica_policy import ReplicaPolicy
 from kvcached.rig.block_cache import BlockCache
 from kvcached.rig.cache_digest import CacheDigest
+from kvcached.rig.capped_pool import CappedPool
+from kvcached.rig.guarded_memory import GuardedMemory, GuardedTransport
 from kvcached.rig.injected_faults import FailingCache
 from kvcached.rig.intake import Stop
 from kvcached.rig.kv_rows import KvRows
@@ -18,6 +27,7 @@ from kvcached.values import UNLIMITED, Outcome, Update
 if TYPE_CHECKING:
     from kvcached.rig.config import RigConfig
     from kvcached.rig.intake import Message
+    from kvcached.settings import Settings
 
 
 class Rank:
@@ -26,18 +36,26 @@ class Rank:
     def __init__(self, config: RigConfig, rank: int) -> None:
         """Build the cache and the policy of ``rank``."""
         self.cache = _make_cache(config)
-        limit = UNLIMITED if config.settings.disabled else config.settings.startup_limit_tokens
-        self.policy = RetentionPolicy(self.cache, limit, chunk_tokens=config.chunk_tokens)
-        pages = KvRows(self.cache.capacity_tokens() // config.block_tokens, config.block_tokens)
-        self.scheduler = Scheduler(self.cache, pages, step_tokens=config.step_tokens)
+        rows = self.rows = KvRows(
+            self.cache.capacity_tokens() // config.block_tokens, config.block_tokens, config.token_bytes
+        )
+        self.scheduler = Scheduler(self.cache, rows, step_tokens=config.step_tokens)
+        rows.memory = self._memory = open_pool_memory(config, rows)
+        self._pool = CappedPool(self.cache, self.scheduler, self._memory, config.longest_tokens)
+        self.policy = self._make_policy(config, config.settings)
         self._digest = CacheDigest(self.cache)
         self._config = config
-        self._recorder = Recorder(rank, self.policy, self.cache, timeline=config.timeline)
+        self._recorder = Recorder(rank, self.policy, self.cache, ranks=config.world_size, timeline=config.timeline)
         self._step = 0
+        self._now = 0.0
 
     def start(self, start_ns: int) -> None:
-        """Count the times in the report from ``start_ns`` on the monotonic clock."""
+        """Count times from ``start_ns`` on rank 0's monotonic clock."""
         self._recorder.start_ns = start_ns
+        settings = self._config.settings
+        if settings.elastic_after_s is not None and not settings.disabled:
+            now = start_ns / 1e9
+            self.policy.become_elastic(Elastic(self._memory, self._pool, settings.elastic_after_s, now))
 
     @property
     def samples(self) -> list[dict[str, Any]]:
@@ -47,6 +65,7 @@ class Rank:
     def step(self, message: Message) -> bool:
         """Work off ``message`` in order and run one scheduler step; return False if it was the last one."""
         self._step += 1
+        self._now = message.taken_ns / 1e9
         going_on = True
         self.policy.on_step()
         for item in message.items:
@@ -70,18 +89,35 @@ class Rank:
 
     def _settle(self, update: Update, taken_ns: int) -> None:
         """Apply ``update``, or reject it where pipeline stages would apply it at different moments."""
-        if update.revision <= self.policy.settled_revision:
+        if update.revision <= self.policy.settled_revision(update.bound):
             return
         if self._config.pp_size > 1:
-            reason = (
-                f"pp_size is {self._config.pp_size}: pipeline stages step independently, so the ranks share no step"
-            )
+            reason = f"pp_size is {self._config.pp_size}: pipeline stages step apart, so no step is common to all ranks"
             self.policy.reject(update, Outcome.REJECTED_PIPELINE_PARALLEL, reason)
             self._recorder.note_rejection(self._step, update, reason)
             return
-        self._recorder.before_update()
+        self._recorder.before_update(update)
         self.policy.update(update)
         self._recorder.note_update(self._step, update, taken_ns)
+
+    def _make_policy(self, config: RigConfig, settings: Settings) -> ReplicaPolicy:
+        limit, cap = settings.startup_limit_tokens, settings.startup_cap_tokens
+        if settings.disabled:
+            limit = cap = UNLIMITED
+        retention = RetentionPolicy(self.cache, limit, chunk_tokens=config.chunk_tokens)
+        capacity = CapacityPolicy(self._pool, retention, self._memory, cap, chunk_tokens=config.chunk_tokens)
+        token_bytes = config.token_bytes * config.world_size
+        # The clock is rank 0's on all ranks: one that lagged behind would have nobody to wake it once rank 0 rests.
+        return ReplicaPolicy(retention, capacity, self._memory, token_bytes=token_bytes, clock=lambda: self._now)
+
+
+def open_pool_memory(config: RigConfig, rows: KvRows) -> PoolMemory:
+    """Return the memory behind ``rows``, as one of the group's ranks that all do the same at the same step."""
+    region = rows.region()
+    shape = PoolShape(region.rows, region.row_bytes, ranks=config.world_size)
+    if config.guards_returned:
+        return GuardedMemory(shape, GuardedTransport(region, config.world_size), prepare([region]))
+    return PoolMemory(shape, LocalTransport([region], config.world_size), prepare([region]))
 
 
 def _make_cache(config: RigConfig) -> BlockCache:

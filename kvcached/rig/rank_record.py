@@ -6,10 +6,10 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcached.values import Outcome
+from kvcached.values import Bound, Outcome
 
 if TYPE_CHECKING:
-    from kvcached.policy import RetentionPolicy
+    from kvcached.replica_policy import ReplicaPolicy
     from kvcached.rig.block_cache import BlockCache
     from kvcached.values import Update
 
@@ -36,34 +36,66 @@ class UpdateRecord:
     time_s: float
 
 
+@dataclass(slots=True)
+class CapRecord:
+    """One update of the cap on one rank.
+
+    The counts are those at the moment when the cap was reached and all memory beyond it was back, ``steps`` scheduler
+    steps later in all; ``complete`` is false if that never came.
+    """
+
+    step: int
+    revision: int
+    cap_tokens: int
+    withheld_tokens_after: int
+    returned_bytes_after: int
+    steps: int
+    complete: bool
+    time_s: float
+
+
 class Recorder:
     """The notes of one rank."""
 
-    def __init__(self, rank: int, policy: RetentionPolicy, cache: BlockCache, *, timeline: bool) -> None:
-        """Take notes on ``policy`` and ``cache``; with ``timeline`` also a sample every 20 ms or so."""
+    def __init__(self, rank: int, policy: ReplicaPolicy, cache: BlockCache, *, ranks: int, timeline: bool) -> None:
+        """Take notes on ``policy`` and ``cache``; with ``timeline`` also a sample every 20 ms or so.
+
+        ``ranks`` is how many ranks' memory the policy's report counts.
+        """
         self.start_ns = 0
         """The moment on the monotonic clock from which times in the notes count."""
         self.updates: list[UpdateRecord] = []
+        self.caps: list[CapRecord] = []
         self.rejections: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
         self.max_idle_tokens = 0
+        self.max_held_tokens = 0
         self.breaches = 0
         self._rank = rank
         self._policy = policy
         self._cache = cache
+        self._ranks = ranks
         self._timeline = timeline
         self._sample_due_ns = 0
         self._open: UpdateRecord | None = None
+        self._open_cap: CapRecord | None = None
         self._evicted_before = 0
 
-    def before_update(self) -> None:
-        """Note where the update begins that is applied next, and close the one it overtakes."""
+    def before_update(self, update: Update) -> None:
+        """Note where ``update`` begins, which is applied next, and close the one it overtakes."""
+        if update.bound is Bound.CAP:
+            self._open_cap = None
+            return
         self._open = None
         self._evicted_before = self._policy.report().evicted_tokens
 
     def note_update(self, step: int, update: Update, taken_ns: int) -> None:
         """Note that ``update``, polled at ``taken_ns``, was just applied."""
         now_ns = time.monotonic_ns()
+        self._sample_due_ns = 0
+        if update.bound is Bound.CAP:
+            self._note_cap(step, update, now_ns)
+            return
         self._open = UpdateRecord(
             step=step,
             revision=update.revision,
@@ -77,22 +109,27 @@ class Recorder:
         )
         self.updates.append(self._open)
         self._follow(self._open)
-        self._sample_due_ns = 0
 
     def note_rejection(self, step: int, update: Update, reason: str) -> None:
         """Note that ``update`` was rejected."""
-        self.rejections.append({"step": step, "revision": update.revision, "reason": reason})
+        bound = update.bound.value
+        self.rejections.append({"step": step, "bound": bound, "revision": update.revision, "reason": reason})
         self._sample_due_ns = 0
 
     def end_step(self, step: int) -> None:
         """Note what holds at the end of a step."""
         # What may stand for long is always sampled: the end of an update's eviction, and an engine without requests.
-        if self._open is not None or self._cache.active_tokens() == 0:
+        active = self._cache.active_tokens()
+        if self._open is not None or self._open_cap is not None or active == 0:
             self._sample_due_ns = 0
         if self._open is not None:
             self._open.steps = step - self._open.step + 1
             self._follow(self._open)
+        if self._open_cap is not None:
+            self._open_cap.steps = step - self._open_cap.step + 1
+            self._follow_cap(self._open_cap)
         idle = self._cache.idle_tokens()
+        self.max_held_tokens = max(self.max_held_tokens, idle + active)
         self.max_idle_tokens = max(self.max_idle_tokens, idle)
         if self._exceeds(idle):
             self.breaches += 1
@@ -107,11 +144,21 @@ class Recorder:
             "final_limit_tokens": report.applied.limit_tokens,
             "final_revision": report.applied.revision,
             "final_outcome": report.outcome.value,
+            "final_cap_tokens": report.cap.applied.limit_tokens,
+            "final_cap_revision": report.cap.applied.revision,
+            "final_cap_outcome": report.cap.outcome.value,
             "max_idle_tokens": self.max_idle_tokens,
+            "max_held_tokens": self.max_held_tokens,
+            "withheld_tokens": self._withheld_tokens(),
+            "pool_bytes": report.pool_bytes // self._ranks,
+            "resident_bytes": report.resident_bytes // self._ranks,
+            "returned_bytes": report.returned_bytes // self._ranks,
+            "returns": report.returns,
             "final_idle_tokens": report.idle_tokens,
             "eviction_errors": report.eviction_errors,
             "limit_breaches": self.breaches,
             "updates": [asdict(one) for one in self.updates],
+            "caps": [asdict(one) for one in self.caps],
             "rejections": self.rejections,
         }
 
@@ -120,15 +167,41 @@ class Recorder:
         report = self._policy.report()
         record.evicted_tokens = report.evicted_tokens - self._evicted_before
         record.idle_tokens_after = report.idle_tokens
-        if self._policy.draining:
+        if self._policy.retention.draining:
             return
         record.complete = report.outcome is not Outcome.EVICTION_FAILED
         self._open = None
 
+    def _note_cap(self, step: int, update: Update, now_ns: int) -> None:
+        self._open_cap = CapRecord(
+            step=step,
+            revision=update.revision,
+            cap_tokens=update.limit_tokens,
+            withheld_tokens_after=0,
+            returned_bytes_after=0,
+            steps=1,
+            complete=False,
+            time_s=(now_ns - self.start_ns) / 1e9,
+        )
+        self.caps.append(self._open_cap)
+        self._follow_cap(self._open_cap)
+
+    def _follow_cap(self, record: CapRecord) -> None:
+        """Bring the newest cap's record up to date until the cap is reached and the memory is back."""
+        report = self._policy.report()
+        record.withheld_tokens_after = self._withheld_tokens()
+        record.returned_bytes_after = report.returned_bytes // self._ranks
+        if report.cap.outcome is not Outcome.APPLYING:
+            record.complete = report.cap.outcome is Outcome.APPLIED
+            self._open_cap = None
+
+    def _withheld_tokens(self) -> int:
+        return self._cache.withheld_blocks() * self._cache.block_tokens
+
     def _exceeds(self, idle: int) -> bool:
         """Tell whether the limit is exceeded although no eviction is under way and none has failed."""
         limit = self._policy.limit_tokens
-        if limit < 0 or idle <= limit or self._policy.draining:
+        if limit < 0 or idle <= limit or self._policy.retention.draining:
             return False
         if 0 < limit < self._cache.block_tokens:
             return idle > self._cache.block_tokens
@@ -149,5 +222,8 @@ class Recorder:
                 "limit_tokens": report.applied.limit_tokens,
                 "idle_tokens": report.idle_tokens,
                 "active_tokens": report.active_tokens,
+                "cap_tokens": report.cap.applied.limit_tokens,
+                "withheld_tokens": self._withheld_tokens(),
+                "resident_bytes": report.resident_bytes // self._ranks,
             },
         )

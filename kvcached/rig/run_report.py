@@ -21,6 +21,7 @@ def build_report(config: RigConfig, results: Sequence[Done]) -> dict[str, Any]:
         **results[0].totals,
         "block_tokens": config.block_tokens,
         "capacity_tokens": config.capacity_tokens,
+        "token_bytes": config.token_bytes,
         "ranks": [one.report for one in results],
     }
 

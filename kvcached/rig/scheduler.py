@@ -85,6 +85,11 @@ class Scheduler:
         """How many requests wait or run."""
         return len(self._waiting) + len(self._running)
 
+    @property
+    def reserved_blocks(self) -> int:
+        """How many blocks the requests that run were promised and have not taken yet."""
+        return self._reserved
+
     def add(self, request: Request) -> None:
         """Queue ``request``; one that could never fit into the cache is refused and counted."""
         sequence = Sequence(request, chain_keys(request.content), self._block_tokens)
@@ -140,7 +145,9 @@ class Scheduler:
         if missing > 0:
             self._reserved -= missing
             allocate = self._cache.allocate
-            sequence.blocks += [allocate() for _ in range(missing)]
+            fresh = [allocate() for _ in range(missing)]
+            self._pages.take(fresh)
+            sequence.blocks += fresh
         if sequence.computed // self._block_tokens > sequence.committed:
             self._fresh.append(sequence)
         return tokens

@@ -114,9 +114,9 @@ def _lead(
         while going_on:
             message = source.next_message()
             exchange.send(message)
-            settled_before = worker.policy.settled_revision
+            settled_before = worker.policy.settled_revisions
             going_on = worker.step(message)
-            source.after_step(settled=worker.policy.settled_revision != settled_before)
+            source.after_step(settled=worker.policy.settled_revisions != settled_before)
             if advised is not None:
                 advised.end_step(idle=worker.scheduler.unfinished == 0)
         return exchange.collectives
@@ -146,6 +146,7 @@ def _subscribe(config: RigConfig) -> PublicationSource:
         tp_size=config.tp_size,
         pp_size=config.pp_size,
         startup_limit_tokens=settings.startup_limit_tokens,
+        startup_cap_tokens=settings.startup_cap_tokens,
         block_tokens=config.block_tokens,
     )
     return Subscription(identity, config.gpu_ids, settings.ledger_dir)
