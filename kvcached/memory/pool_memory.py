@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kvcached.memory.regions import PoolShape, Run
     from kvcached.memory.returning import Returned, Transport
 
-PIECE_BYTES = 64 << 20
-"""What one step returns per rank at most: ``madvise`` takes about 64 ms per GiB, so about 4 ms."""
+PIECE_BYTES = 32 << 20
+"""What one step returns per rank at most: ``madvise`` takes 64 to 130 ms per GiB, so 2 to 4 ms."""
 
 CALL_BYTES = 128 << 10
 """What one more ``madvise`` call costs, as bytes that could be returned in that time: about 8 µs."""
