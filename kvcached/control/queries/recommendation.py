@@ -217,7 +217,7 @@ def _choose(seen: Advice, curve: Curve, goal: Goal, block_tokens: int) -> Advice
     if beyond > PROMISE:
         seen = _warned(
             seen,
-            f"the pool is too small, not the limit: running requests leave room for {curve.room_tokens:,} idle tokens, "
+            f"the pool is too small, not the limit: running requests take all but {curve.room_tokens:,} tokens, "
             f"and a larger pool would add {beyond:.2f}",
         )
     refused = _refusal(seen, curve, goal)
