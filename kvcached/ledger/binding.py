@@ -74,7 +74,7 @@ class FileStatus:
 
 @dataclass(frozen=True)
 class Slot:
-    """One live slot as it stands in the file; times are nanoseconds since the epoch.
+    """One live slot as stored in the file; times are nanoseconds since the epoch.
 
     ``consistent`` is False when the report is not whole. It is then the report of an engine that has said nothing yet.
     """
@@ -455,7 +455,7 @@ _LAST_ERRNO = -1000  # codes below are the library's own
 
 
 def _check(code: int, subject: str) -> int:
-    """Turn a negated errno into the :class:`OSError` it stands for, and a lost ledger into its own."""
+    """Turn a negated errno into the matching :class:`OSError`, and a lost ledger into its own."""
     if code < _LAST_ERRNO:
         raise DamagedLedgerError(errno.EIO, "the ledger was damaged: truncated, overwritten or replaced", subject)
     if code < 0:
