@@ -127,7 +127,7 @@ class BoundReport:
     """What an engine says of one bound: the pair in force, and what became of the newest publication.
 
     ``settled_revision`` is the newest revision that was applied or rejected; it runs ahead of ``applied.revision``
-    exactly while the newest publication stands rejected.
+    exactly while the newest publication is rejected.
     """
 
     applied: Update

@@ -51,7 +51,7 @@ def set_prefix_cache_retention_limit(
         ledger_dir: The ledger directory; default ``KVCACHED_LEDGER_DIR``, else ``/dev/shm/kvcached-<uid>``.
         if_revision: Publish only if the instance's highest revision is exactly this one.
         if_incarnation: Publish only if the instance is still the one of this incarnation (16 hex digits, from
-            ``InstanceStatus.incarnation`` or an earlier result). Revisions begin anew after a restart, so give both.
+            ``InstanceStatus.incarnation`` or an earlier result). Revisions begin again after a restart, so give both.
         if_different: Publish nothing if this limit is desired everywhere already; the result is then accepted and
             ``unchanged``.
         wait: Seconds, up to 1e9, to wait until every replica reports the limit applied and holds no more idle tokens

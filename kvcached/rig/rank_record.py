@@ -86,7 +86,7 @@ class Recorder:
 
     def end_step(self, step: int) -> None:
         """Note what holds at the end of a step."""
-        # What may stand for long is always sampled: the end of an update's eviction, and an engine without requests.
+        # What may last for long is always sampled: the end of an update's eviction, and an engine without requests.
         if self._open is not None or self._cache.active_tokens() == 0:
             self._sample_due_ns = 0
         if self._open is not None:

@@ -49,7 +49,7 @@ def test_no_such_instance_and_no_directory(control: Control, ledger_dir: Path) -
 
 
 def test_other_directories_of_the_machine_are_named(control: Control) -> None:
-    """Who looks in the wrong directory is told of the default ones that are there."""
+    """A user who looks in the wrong directory is told which default ones exist."""
     others = other_default_dirs(str(control.directory))
     message = one_line(control.run("set", "5", "--instance", "nobody"))
     assert all(other in message for other in others)
@@ -79,13 +79,13 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Let a folder stand in a file's place."""
+    """Put a folder in a file's place."""
     path.unlink()
     path.mkdir()
 
 
 def make_symlink(path: Path) -> None:
-    """Let a symlink stand in a file's place, even one to a ledger."""
+    """Put a symlink in a file's place, even one to a ledger."""
     path.rename(path.with_name("moved"))
     path.symlink_to("moved")
 

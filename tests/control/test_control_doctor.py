@@ -230,7 +230,7 @@ def test_full_table(control: Control, ledger_dir: Path) -> None:
 
 
 def test_slots_of_the_dead_are_counted_and_no_problem(control: Control, toys: Toys) -> None:
-    """What engines left that were killed is counted, and nothing stands in the way."""
+    """What engines left that were killed is counted, and is no problem."""
     engine = toys.start("chat", "code")
     other = toys.start("other")
     engine.kill()

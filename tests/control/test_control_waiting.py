@@ -48,7 +48,7 @@ class Waiting(threading.Thread):
 
 
 def test_replica_that_lost_its_ledger_is_waited_for(control: Control, toys: Toys) -> None:
-    """While the first replica is slow, another one whose ledger is removed registers anew, and did not end."""
+    """While the first replica is slow, another one whose ledger is removed registers again, and did not end."""
     slow = toys.start("chat", gpus="GPU-0")
     toys.start("chat", gpus="GPU-1", first_replica=1)
     slow.send_signal(signal.SIGSTOP)
@@ -63,7 +63,7 @@ def test_replica_that_lost_its_ledger_is_waited_for(control: Control, toys: Toys
 
 
 def test_restart_drops_the_publication(control: Control, toys: Toys) -> None:
-    """An engine that was started anew under the same name does not have the publication, and that ends the wait."""
+    """An engine that was started again under the same name does not have the publication, and that ends the wait."""
     first = toys.start("chat", trouble="deaf")
     published = publish(5000, "chat", str(control.directory))
     first.kill()

@@ -237,7 +237,7 @@ def test_the_list_of_scripts_names_every_file() -> None:
 
 
 def test_no_class_inside_a_function() -> None:
-    """Classes stand at module level, where they can be found, pickled and tested."""
+    """Classes are at module level, where they can be found, pickled and tested."""
     for path in modules():
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -255,7 +255,7 @@ def test_no_class_inside_a_function() -> None:
     ],
 )
 def test_light_imports(module: str) -> None:
-    """Importing the door loads neither torch nor an engine, no C parser and no table library."""
+    """Importing the entry points loads neither torch nor an engine, no C parser and no table library."""
     heavy = {"torch", "vllm", "sglang", "cffi", "pycparser", "rich", "numpy", "prometheus_client"}
     code = f"import {module}, sys; print(*{heavy} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

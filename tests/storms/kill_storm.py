@@ -211,7 +211,7 @@ def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
 
 
 def check_applied(update: Update, policy: RetentionPolicy, slots: list[Slot | None], shared: Shared) -> None:
-    """Check I1 and I2 for a pair that is about to be applied, by what stands in the files."""
+    """Check I1 and I2 for a pair that is about to be applied, by what is stored in the files."""
     shared.add("applied")
     if update.revision <= policy.settled_revision:
         shared.violate(f"I2: {update} after {policy.settled_revision}")

@@ -79,7 +79,7 @@ class Conditions:
 
 
 def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions: Conditions) -> Forecast:
-    """Return what publishing a limit would do now. Writes nothing; what stands in the way is in the result."""
+    """Return what publishing a limit would do now. Writes nothing; what would prevent it is in the result."""
     nothing = Forecast("unavailable", instance_name, limit_tokens, 0)
     try:
         # Opened for writing, because that is what the publication would need; nothing is written.

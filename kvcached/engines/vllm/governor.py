@@ -84,7 +84,7 @@ class Governor:
 
     @property
     def draining(self) -> bool:
-        """Whether a big drop is still being worked off, chunk by chunk."""
+        """Whether a big drop is still in progress, chunk by chunk."""
         return self._policy.draining
 
     @property

@@ -35,7 +35,7 @@ class SchedulerEvents:
     """Turns what one scheduler does into events. Scheduler thread only."""
 
     def __init__(self, scheduler: Any, block_tokens: int, observer: Observer) -> None:  # noqa: ANN401 - vLLM's
-        """Report to ``observer``; ``block_tokens`` is the size that vLLM's block hashes stand for."""
+        """Report to ``observer``; ``block_tokens`` is the size of the blocks that vLLM hashes."""
         self._requests: dict[str, Any] = scheduler.requests
         self._block_tokens = block_tokens
         self._observer = observer

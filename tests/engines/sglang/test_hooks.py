@@ -75,7 +75,7 @@ def test_the_first_message_is_the_startup_limit_and_then_nothing(tmp_path: Path)
 
 
 def test_an_update_that_the_engine_holds_back_is_not_sent_again(tmp_path: Path) -> None:
-    """While a broadcast update waits for its turn, the source rank does not broadcast it anew."""
+    """While a broadcast update waits for its turn, the source rank does not broadcast it again."""
     placed = place(filled(3), tmp_path, environ=UNLIMITED)
     placed.iterate()
     publish_to(placed, 0, tmp_path)

@@ -192,7 +192,7 @@ def test_a_fault_of_the_bookkeeping_ends_the_control_and_not_vllms_call(
 def test_a_fault_on_the_watchers_thread_ends_the_control(
     make_core: MakeCore, ledger_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that idles has no other thread to notice: who waits is told, and the engine serves on."""
+    """An idle engine has no other thread to notice: waiters are told, and the engine keeps serving."""
     core = make_core()
 
     def stumble(_governor: Governor) -> None:
