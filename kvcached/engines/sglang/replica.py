@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from kvcached.engines.sglang.agreement import PATIENCE_S
-from kvcached.engines.sglang.unsupported import UNGOVERNED
+from kvcached.engines.sglang.ungoverned_scheduler import UNGOVERNED
 from kvcached.ledger.subscription import REFRESH_S
 from kvcached.policy import RetentionPolicy
 from kvcached.values import UNLIMITED, Outcome, Update, unsupported_report

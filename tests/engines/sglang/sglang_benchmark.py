@@ -30,7 +30,7 @@ from kvcached.values import Update
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcached.engines.sglang.hooks import SchedulerHooks
+    from kvcached.engines.sglang.scheduler_hooks import SchedulerHooks
 
 LEAVES = 1000
 LEAF_TOKENS = 100
