@@ -136,7 +136,7 @@ class BoundReport:
     reason: str
 
 
-NO_CAP_REASON = "this release of the plugin does not bound KV capacity"
+NO_CAP_REASON = "this release of the plugin does not limit KV capacity"
 NO_RETURNS_REASON = "this release of the plugin returns no memory"
 
 NO_CAP = BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.UNSUPPORTED_ENGINE, NO_CAP_REASON)

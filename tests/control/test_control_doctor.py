@@ -213,11 +213,11 @@ def test_two_instances_with_one_name(control: Control, ledger_dir: Path) -> None
     with handle(ledger_dir, "GPU-0") as one, handle(ledger_dir, "GPU-1") as other:
         one.register(identity("chat"), 0, 1, 1, Update(0, 16000))
         other.register(identity("chat"), 0, 1, 2, Update(0, 16000))
-        assert named(problems(control), "two live engines call themselves 'chat'", "rename it")
+        assert named(problems(control), "two live engines are named 'chat'", "rename it")
         for arguments, code in ((("set", "5", "--instance", "chat"), 3), (("status",), 1)):
             result = control.run(*arguments)
             assert result.returncode == code
-            assert "two live engines call themselves 'chat'" in result.stderr
+            assert "two live engines are named 'chat'" in result.stderr
 
 
 def test_full_table(control: Control, ledger_dir: Path) -> None:

@@ -319,7 +319,7 @@ def test_two_live_engines_of_one_name_are_said(
     subscribe(gpus=("cpu-1",))
     result = publish(5, "engine", str(ledger_dir))
     assert result.status == "unavailable"
-    assert "two live engines call themselves 'engine'" in result.warnings[0]
+    assert "two live engines are named 'engine'" in result.warnings[0]
 
 
 def test_advice_comes_with_the_result(ledger_dir: Path, subscribe: Subscribe) -> None:
