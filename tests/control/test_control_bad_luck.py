@@ -58,11 +58,12 @@ def test_other_directories_of_the_machine_are_named(control: Control) -> None:
 def test_malformed_names_and_directories(control: Control) -> None:
     """A name or a directory that cannot be is a usage error."""
     for name in ("", ".hidden", "-dash", "a/b", "x" * 64, "näme", "a b", "a\n", "a/*", "*" * 64):
-        assert (control.run("set", "5", f"--instance={name}").returncode, name) == (2, name)
-        one_line(control.run("set", "5", f"--instance={name}"))
-    command = [sys.executable, "-m", "kvcached.control", "status", "--ledger-dir", ""]
-    assert run(command).returncode == 2
-    one_line(run(command))
+        result = control.run("set", "5", f"--instance={name}")
+        assert (result.returncode, name) == (2, name)
+        one_line(result)
+    result = run([sys.executable, "-m", "kvcached.control", "status", "--ledger-dir", ""])
+    assert result.returncode == 2
+    one_line(result)
 
 
 def test_unknown_commands(control: Control) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import stat
 import subprocess
@@ -157,7 +156,7 @@ def test_completion_is_loaded_as_documented(tmp_path: Path) -> None:
     assert result.stdout.endswith("kvcached-control\n"), result.stderr
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: apt-get install prometheus)")
+@pytest.mark.needs_program("promtool", "prometheus")
 def test_promtool_as_documented() -> None:
     """The check of the rules succeeds."""
     (command,) = [command for command in commands() if command.startswith("promtool ")]
