@@ -61,7 +61,7 @@ class RetentionPolicy:
     ) -> None:
         """Govern ``cache``, retaining at most ``startup_limit_tokens`` until the first update."""
         self.draining = False
-        """Whether a drop is still being worked off in chunks: the engine has to keep stepping, idle or not."""
+        """Whether a drop is still in progress, in chunks: the engine has to keep stepping, idle or not."""
         self._cache = cache
         self._chunk_tokens = chunk_tokens
         self._applied = Update(0, max(startup_limit_tokens, UNLIMITED))
@@ -108,7 +108,7 @@ class RetentionPolicy:
         self._enforce()
 
     def on_step(self) -> None:
-        """Go on with a drop that is worked off in chunks; does nothing otherwise. Call once per scheduler step."""
+        """Continue a drop that is in progress; does nothing otherwise. Call once per scheduler step."""
         if self.draining:
             self._enforce()
 
@@ -161,7 +161,7 @@ class RetentionPolicy:
             self._conclude(Outcome.HELD, draining=False)
 
     def _excess_tokens(self) -> int:
-        """Return how many idle tokens stand above the limit; negative when there is room."""
+        """Return how many idle tokens are above the limit; negative when there is room."""
         limit = self._applied.limit_tokens
         if limit < 0:
             return 0

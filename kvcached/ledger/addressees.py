@@ -50,7 +50,7 @@ class Obstacle:
 def look_up(
     directory: LedgerDirectory, instance_name: str, if_revision: int | None, if_incarnation: str | None = None
 ) -> Addressees | Obstacle:
-    """Find the live replicas of an instance, or what stands in the way. Writes nothing."""
+    """Find the live replicas of an instance, or what prevents publishing. Writes nothing."""
     snapshot = look_at(directory)
     blind = _blind(snapshot)
     if blind:

@@ -1,6 +1,6 @@
 """Claiming one slot in every member's ledger, all or none, and holding them.
 
-A :class:`Registration` is made and replaced as a whole: when one file is lost, all members are registered anew.
+A :class:`Registration` is made and replaced as a whole: when one file is lost, all members register again.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def register(
 
     Raises:
         InstanceNameTakenError: a live engine has this name and replica.
-        RegistrationError: the directory, a file in it or a full table stands in the way.
+        RegistrationError: the directory, a file in it or a full table prevents it.
 
     """
     gpus = sorted({check_gpu_id(gpu) for gpu in gpu_ids}, key=os.fsencode)

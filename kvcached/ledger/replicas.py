@@ -85,7 +85,7 @@ def find_conflict(replicas: Sequence[Replica]) -> str | None:
         left, right = one.slot.identity, other.slot.identity
         if (left.instance_name, left.replica) == (right.instance_name, right.replica):
             return (
-                f"two live engines call themselves {left.instance_name!r} (replica {left.replica}): "
+                f"two live engines are named {left.instance_name!r} (replica {left.replica}): "
                 f"pid {one.slot.pid} and pid {other.slot.pid}; stop one of them or rename it"
             )
     return None

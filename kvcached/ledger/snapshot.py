@@ -146,7 +146,7 @@ def look_at(directory: LedgerDirectory) -> Snapshot:
 
 
 def look_again(path: str, files: list[FileLook] | tuple[FileLook, ...]) -> Snapshot:
-    """Read the open ones of these files anew: who is alive now, and what they say."""
+    """Read the open ones of these files again: which slots are alive now, and what they say."""
     looks = tuple(_read(look) for look in files)
     members = [member for look in looks for member in look.members]
     strangers = tuple(_stranger(member) for member in members if not is_legal(member))

@@ -118,7 +118,7 @@ class Recorder:
 
     def end_step(self, step: int) -> None:
         """Note what holds at the end of a step."""
-        # What may stand for long is always sampled: the end of an update's eviction, and an engine without requests.
+        # What may last for long is always sampled: the end of an update's eviction, and an engine without requests.
         active = self._cache.active_tokens()
         if self._open is not None or self._open_cap is not None or active == 0:
             self._sample_due_ns = 0

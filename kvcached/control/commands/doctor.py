@@ -1,4 +1,4 @@
-"""``kvcached-control doctor``: find out what stands in the way of controlling an engine."""
+"""``kvcached-control doctor``: find out why an engine is not controlled."""
 
 from __future__ import annotations
 

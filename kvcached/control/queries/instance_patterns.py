@@ -31,7 +31,7 @@ def check_name_or_pattern(text: str) -> str:
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether ``text`` stands for any number of instances."""
+    """Return whether ``text`` may match several instances."""
     return not _WILD.isdisjoint(text)
 
 

@@ -47,7 +47,7 @@ def wait_until_applied(
     Returns the result with ``applied``, ``waited_s``, ``rejections`` and ``engine_ended`` filled in; ``warnings`` say
     who lags when the time is over, or who ended. Ends at once if a replica will not apply it or was restarted, or if a
     newer publication decides. A replica whose ledger or directory is away for a moment is waited for, as its engine
-    registers anew; one that cannot be looked at is waited for until the end.
+    registers again; one that cannot be read is waited for until the end.
     Seconds count from ``since``, a ``time.monotonic()``; by default from now.
     """
     started = time.monotonic() if since is None else since
@@ -79,7 +79,7 @@ class _Waiter:
                 return ended
 
     def _watch(self, snapshot: Snapshot) -> PublicationResult | None:
-        """Watch the ledgers of one look at the directory; None when they have to be looked up anew."""
+        """Watch the ledgers of one look at the directory; None when they have to be looked up again."""
         while True:
             try:
                 bells = {ledger.gpu: ledger.bell(ACKNOWLEDGED) for ledger in snapshot.ledgers}
@@ -162,7 +162,7 @@ class _Waiter:
     def _is_restarted(self, replica: Replica) -> bool:
         """Return whether nothing of the publication is left in a replica: it is not the engine that got it.
 
-        An engine that registers anew carries on what was accepted. One that starts anew begins at revision 0, under the
+        An engine that registers again keeps what was accepted. A new engine begins at revision 0, under the
         same name and maybe the same pid.
         """
         newest = max(member.slot.desired.revision for member in replica.members)

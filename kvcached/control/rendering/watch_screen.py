@@ -1,4 +1,4 @@
-"""The live board on a terminal: its own screen, so that what stood there before comes back at the end."""
+"""The live table on a terminal, on a separate screen, so that the earlier content is back at the end."""
 
 from __future__ import annotations
 
