@@ -28,8 +28,8 @@ ADVISOR_VARIABLE = "KVCACHED_ADVISOR"
 DEFAULT_ELASTIC_AFTER_S = 5.0
 """After how many seconds of being free blocks give their memory back, in an engine told to be elastic."""
 
-_INSTANCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_INSTANCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}")
 _GPU_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -62,13 +62,13 @@ def read_settings(engine: str, environ: Mapping[str, str] | None = None) -> Sett
     environ = os.environ if environ is None else environ
     return Settings(
         instance_name=check_instance_name(environ.get(INSTANCE_NAME_VARIABLE) or f"{engine}-{os.getpid()}"),
-        startup_limit_tokens=_read_startup_limit(environ),
-        startup_cap_tokens=_read_startup_cap(environ),
-        elastic_after_s=read_elastic_after(environ),
+        startup_limit_tokens=_read_startup(environ, STARTUP_LIMIT_VARIABLE),
         ledger_dir=choose_ledger_dir(None, environ),
         gpu_ids=_read_gpu_ids(environ),
         disabled=is_disabled(environ),
         strict=environ.get(STRICT_VARIABLE, "") == "1",
+        startup_cap_tokens=_read_startup(environ, STARTUP_CAP_VARIABLE),
+        elastic_after_s=read_elastic_after(environ),
     )
 
 
@@ -148,25 +148,16 @@ def read_elastic_after(environ: Mapping[str, str] | None = None) -> float | None
     return float(text)
 
 
-def _read_startup_limit(environ: Mapping[str, str]) -> int:
-    # Installing the package changes nothing: without the variable an engine keeps what it would keep without it.
-    return _read_tokens(environ, STARTUP_LIMIT_VARIABLE, "'none' to keep nothing, ")
-
-
-def _read_startup_cap(environ: Mapping[str, str]) -> int:
-    return _read_tokens(environ, STARTUP_CAP_VARIABLE, "")
-
-
-def _read_tokens(environ: Mapping[str, str], variable: str, more: str) -> int:
+def _read_startup(environ: Mapping[str, str], variable: str) -> int:
     text = environ.get(variable, "")
     if text == "":
-        return UNLIMITED
+        return UNLIMITED  # installing the package changes nothing: an engine keeps what it would keep without it
     try:
         return parse_startup_limit(text)
     except ValueError as error:
         message = (
             f"{variable}={text!r} is not a number of tokens; give 16000, 16k, 2m (at most "
-            f"{MAX_LIMIT_TOKENS}), {more}'unlimited' or a negative number for no limit"
+            f"{MAX_LIMIT_TOKENS}), 'none' for 0, 'unlimited' or a negative number for no limit"
         )
         raise SettingsError(message) from error
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvcached.control import get_instances, set_prefix_cache_retention_limit
+from kvcached.control import get_instances, set_kv_capacity_limit, set_prefix_cache_retention_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +37,15 @@ class Engine:
         """Publish ``limit`` from this process, and wait until it is applied unless told otherwise."""
         return set_prefix_cache_retention_limit(
             limit,
+            instance_name=self.instance,
+            ledger_dir=self.directory / "ledger",
+            wait=wait,
+        )
+
+    def cap(self, tokens: int, wait: float | None = 30.0) -> PublicationResult:
+        """Publish a cap of ``tokens``, and wait until the memory beyond it is back unless told otherwise."""
+        return set_kv_capacity_limit(
+            tokens,
             instance_name=self.instance,
             ledger_dir=self.directory / "ledger",
             wait=wait,
