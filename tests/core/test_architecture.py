@@ -102,7 +102,7 @@ ROOMS = {
     "rendering": {"rendering", "queries", "exit_codes", "ending_signals"},
     "diagnosis": {"diagnosis", "rendering", "queries"},
     "commands": {"commands", "diagnosis", "rendering", "queries", "api", "exit_codes", "ending_signals"},
-    "__init__": {"api"},
+    "__init__": {"api", "queries"},
     "__main__": {"commands", "exit_codes"},
 }
 """What each room of the control package may import of the others."""
