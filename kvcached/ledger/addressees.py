@@ -8,7 +8,7 @@ from kvcached.ledger.replicas import find_conflict
 from kvcached.ledger.results import PublicationStatus
 from kvcached.ledger.snapshot import Snapshot, look_at, unwritable
 from kvcached.light_dataclasses import dataclass
-from kvcached.values import Outcome, incarnation_text
+from kvcached.values import Outcome, incarnation_text, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def warnings_for(replicas: Sequence[Replica], limit_tokens: int) -> list[str]:
             warnings.append(f"{name} will not apply it: {report.reason}")
         if report.outcome is Outcome.REJECTED_PIPELINE_PARALLEL:
             warnings.append(f"{name} applies nothing while pp_size is {identity.pp_size}")
-        if 0 < limit_tokens < identity.block_tokens:
+        if kept_tokens(limit_tokens, identity.block_tokens) > limit_tokens:
             warnings.append(
                 f"{name} keeps one block, {identity.block_tokens} tokens, which is more than {limit_tokens}"
             )

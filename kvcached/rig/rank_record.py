@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcached.values import Bound, Outcome
+from kvcached.values import Bound, Outcome, kept_tokens
 
 if TYPE_CHECKING:
     from kvcached.replica_policy import ReplicaPolicy
@@ -200,11 +200,9 @@ class Recorder:
 
     def _exceeds(self, idle: int) -> bool:
         """Tell whether the limit is exceeded although no eviction is under way and none has failed."""
-        limit = self._policy.limit_tokens
-        if limit < 0 or idle <= limit or self._policy.retention.draining:
+        kept = kept_tokens(self._policy.limit_tokens, self._cache.block_tokens)
+        if kept < 0 or idle <= kept or self._policy.retention.draining:
             return False
-        if 0 < limit < self._cache.block_tokens:
-            return idle > self._cache.block_tokens
         return self._policy.report().outcome is not Outcome.EVICTION_FAILED
 
     def _sample(self, step: int) -> None:

@@ -24,8 +24,9 @@ TRACE = Path(__file__).resolve().parents[3] / "shared" / "data" / "mooncake_conv
 
 @dataclass(frozen=True)
 class Publication:
-    """One ``set`` command: what was asked for, when it was started (seconds from ``ready``), and how it ended."""
+    """One ``set`` or ``cap``: what was asked for, when it was started (seconds from ``ready``), and how it ended."""
 
+    command: str
     limit: str
     at_s: float
     code: int
@@ -83,17 +84,22 @@ class Engine:
         place = ["--instance", self._instance, "--ledger-dir", str(self.folder / "ledger")]
         return [sys.executable, "-m", "kvcached.control", command, *rest, *place]
 
-    def publish(self, limit: str, *options: str) -> Publication:
+    def publish(self, limit: str, *options: str, command: str = "set") -> Publication:
         """Publish ``limit`` with the command line, in a process of its own, and wait for the command to end."""
         at_s = self.now()
         result = subprocess.run(
-            self.control("set", limit, *options),
+            self.control(command, limit, *options),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
         )
-        return Publication(limit, at_s, result.returncode, result.stdout.strip())
+        return Publication(command, limit, at_s, result.returncode, result.stdout.strip())
+
+    def rank_pids(self) -> list[int]:
+        """Return the process ids of the ranks, in order."""
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def active_tokens(self) -> int:
         """Return how many tokens requests hold, as the engine last reported it."""
@@ -115,12 +121,15 @@ def find_differences(report: dict[str, Any]) -> list[str]:
     found = []
     first = report["ranks"][0]
     keys = ("step", "revision", "limit_tokens", "evicted_tokens", "idle_tokens_after")
+    cap_keys = ("step", "revision", "cap_tokens", "withheld_tokens_after", "complete")
     for rank in report["ranks"]:
         name = f"rank {rank['rank']}"
         if rank["digest"] != first["digest"]:
             found.append(f"{name}: cache content differs from rank 0's at some step")
         if _columns(rank["updates"], keys) != _columns(first["updates"], keys):
             found.append(f"{name}: updates differ from rank 0's")
+        if _columns(rank["caps"], cap_keys) != _columns(first["caps"], cap_keys):
+            found.append(f"{name}: caps differ from rank 0's")
         if rank["limit_breaches"]:
             found.append(f"{name}: idle tokens exceeded the limit after {rank['limit_breaches']} enforcements")
         found += [f"{name}: {text}" for text in _find_excesses(rank["updates"], report["block_tokens"])]

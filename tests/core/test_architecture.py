@@ -35,7 +35,8 @@ ALLOWED = {
     "memory/elastic": {"memory.pool_memory"},
     "ledger/contents": {"values"},
     "ledger/codes": {"ledger.contents"},
-    "ledger/structs": {"ledger.contents", "values"},
+    "printable_text": set(),
+    "ledger/structs": {"ledger.contents", "printable_text", "values"},
     "ledger/binding": {"errors", "values", "ledger._declarations", "ledger.codes", "ledger.contents", "ledger.structs"},
     "ledger/ownership": set(),
     "ledger/open_ledger": {"ledger.binding", "ledger.codes", "ledger.contents"},
@@ -110,7 +111,7 @@ ROOMS = {
     "rendering": {"rendering", "queries", "exit_codes", "ending_signals"},
     "diagnosis": {"diagnosis", "rendering", "queries"},
     "commands": {"commands", "diagnosis", "rendering", "queries", "api", "exit_codes", "ending_signals"},
-    "__init__": {"api"},
+    "__init__": {"api", "queries"},
     "__main__": {"commands", "exit_codes"},
 }
 """What each room of the control package may import of the others."""

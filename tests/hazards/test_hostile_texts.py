@@ -15,10 +15,10 @@ import pytest
 from support.commands import PATIENCE_S, Control, Toys, wait_for
 from support.toys import identity
 
-from kvcached.control.rendering.text import printable
 from kvcached.ledger.contents import AuditRecord
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.publication import publish
+from kvcached.printable_text import printable
 from kvcached.values import Outcome, Report, Update
 
 if TYPE_CHECKING:

@@ -261,7 +261,7 @@ def test_disabled_control_serves_alone(engines: Engines) -> None:
     ("arguments", "environment", "sentence"),
     [
         ((), {"KVCACHED_MAX_CACHED_TOKENS": "lots"}, "KVCACHED_MAX_CACHED_TOKENS='lots' is not a number of tokens"),
-        (("--instance", "a/b"), {}, "instance name 'a/b' is malformed"),
+        (("--instance", "a/b"), {}, "instance name 'a/b' is invalid"),
         (("--trace", "/nowhere/trace.jsonl"), {}, "trace /nowhere/trace.jsonl cannot be read"),
         (("--report", "/nowhere/report.json"), {}, "cannot write /nowhere/report.json"),
         (("--capacity-tokens", "15"), {}, "less than one block"),

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
 from kvcached.control.queries.directory_view import view_of
 from kvcached.control.rendering.status_remarks import newest_desired, remarks_of
-from kvcached.control.rendering.text import BUSY, limit_text, printable
+from kvcached.control.rendering.text import BUSY, limit_text
 from kvcached.ledger.directory import ADVICE_SUFFIX, SUFFIX, Fault
 from kvcached.ledger.snapshot import look_again, open_snapshot
+from kvcached.printable_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

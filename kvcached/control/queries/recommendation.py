@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from kvcached.advisor.curve import limit_for, value_at
 from kvcached.advisor.page import STOPPED, PageError
 from kvcached.advisor.page_file import read_page
-from kvcached.control.rendering.text import printable
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.registration import SlotPlace
 from kvcached.ledger.replicas import find_conflict
 from kvcached.ledger.snapshot import look_at
 from kvcached.limits import format_limit
+from kvcached.printable_text import printable
 
 if TYPE_CHECKING:
     from kvcached.advisor.page import Page, PageWindow

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from kvcached.control.rendering.status_table import display_of, status_lines
 from kvcached.control.rendering.table import wrapped
-from kvcached.control.rendering.text import BAD, DEFAULT_WIDTH, FAINT, printable, styled
+from kvcached.control.rendering.text import BAD, DEFAULT_WIDTH, FAINT, styled
+from kvcached.printable_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

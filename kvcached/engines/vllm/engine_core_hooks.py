@@ -89,7 +89,7 @@ def _while_idle(targets: Targets, engine: Any) -> None:  # noqa: ANN401
         governor.on_idle()
     except (StartRefusedError, SettingsError):
         raise
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - as after a step
         _end_control(engine, error)
 
 
@@ -105,7 +105,7 @@ def _at_shutdown(engine: Any) -> None:  # noqa: ANN401
     try:
         if governor is not None:
             governor.on_shutdown()
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 - vLLM has to end as without us
         _log.warning("the ledger slot could not be released; it becomes free when this process ends", exc_info=True)
 
 
@@ -159,5 +159,5 @@ def _end_control(engine: Any, error: Exception) -> None:  # noqa: ANN401
     engine.__dict__[_GOVERNOR] = uncontrolled_engine.report_failure(governor.subscription, reason)
     try:
         governor.detach()
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 - the engine serves on with what is left
         _log.warning("some methods of this engine could not be restored", exc_info=True)

@@ -147,7 +147,7 @@ class FreeQueue:
                     self.front = front + len(blocks)
                 else:
                     self._prepended(blocks)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
                 self._fault(error)
             return result
 
@@ -188,7 +188,7 @@ class FreeQueue:
                     seen = args[0] if args else named[argument]
                 if before is not None:
                     seen = before(seen)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
                 self._fault(error)
                 return stock(*args, **named)
             try:
@@ -198,7 +198,7 @@ class FreeQueue:
                 raise
             try:
                 after(result, seen)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
                 self._fault(error)
             return result
 
@@ -254,7 +254,7 @@ class FreeQueue:
             result = remove(*args, **named)
             try:
                 self._removed(block, previous)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
                 self._fault(error)
             return result
 
