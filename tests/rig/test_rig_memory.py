@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -206,6 +207,26 @@ def test_idle_elastic_rank_holds_its_retained_tokens_and_nothing_else() -> None:
     clock.settle()
     assert rank.scheduler.counts.finished == 400
     assert rank.scheduler.counts.hit_tokens > hits
+
+
+def test_steady_load_on_elastic_memory_takes_next_to_no_returned_block() -> None:
+    """After two minutes of a load that comes and goes, under 2 % of the blocks that are computed take memory again."""
+    environ = {"KVCACHED_ELASTIC": "1", "KVCACHED_ELASTIC_AFTER": "5", "KVCACHED_MAX_CACHED_TOKENS": "4000"}
+    (rank,) = make_ranks(environ=environ, guards_returned=True)
+    clock = Clocked([rank])
+    returned, active = [], []
+    for arrival in generate_chats(600, 8, LONGEST):
+        clock.step(arrival.request, seconds=0.02)
+        for _ in range(29):
+            clock.step(seconds=0.02)
+        returned.append(rank.policy.report().returned_bytes)
+        active.append(rank.cache.active_tokens())
+    counts = rank.scheduler.counts
+    computed = (counts.prompt_tokens - counts.hit_tokens) * 400 // 600
+    print(f"in use {min(active[200:])} to {max(active[200:])} of {CAPACITY} tokens, {computed} computed")
+    taken = sum(max(once - later, 0) for once, later in pairwise(returned[200:]))
+    assert min(returned[200:]) > 0.3 * CAPACITY * TOKEN_BYTES
+    assert taken < 0.02 * computed * TOKEN_BYTES
 
 
 def test_disabled_rig_is_neither_capped_nor_elastic() -> None:
