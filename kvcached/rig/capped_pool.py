@@ -37,16 +37,16 @@ class CappedPool:
         return self._floor_tokens
 
     def free_tokens(self) -> int:
-        """Return the tokens of free blocks that no running request was promised; below 0 if more were promised."""
-        return self._unpromised() * self._block_tokens
+        """Return the tokens of free blocks that running requests can do without; they may take idle ones instead."""
+        return self._spare_blocks() * self._block_tokens
 
     def withheld_tokens(self) -> int:
         """Return how many tokens of blocks are withheld."""
         return len(self._withheld) * self._block_tokens
 
     def withhold(self, tokens: int) -> int:
-        """Take free blocks of at least ``tokens`` tokens out of the pool, or all that are not promised."""
-        blocks = self._cache.withhold(max(0, min(-(-tokens // self._block_tokens), self._unpromised())))
+        """Take free blocks of at least ``tokens`` tokens out of the pool, or all that can be spared."""
+        blocks = self._cache.withhold(min(-(-tokens // self._block_tokens), self._spare_blocks()))
         self._withheld += blocks
         self._memory.offer(blocks)
         return len(blocks) * self._block_tokens
@@ -75,5 +75,7 @@ class CappedPool:
         """Return the free blocks but the ``keep`` that are allocated first."""
         return self._cache.free_after(keep)
 
-    def _unpromised(self) -> int:
-        return self._cache.free_blocks() - self._scheduler.reserved_blocks
+    def _spare_blocks(self) -> int:
+        """Return how many free blocks can go: running requests were promised a number of free or idle ones."""
+        unpromised = self._cache.available_blocks() - self._scheduler.reserved_blocks
+        return max(0, min(self._cache.free_blocks(), unpromised))

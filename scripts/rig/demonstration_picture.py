@@ -1,4 +1,4 @@
-"""Draws idle tokens and limit over time, one panel per rank."""
+"""Draws idle tokens, limit and cap over time, one panel per rank, and the memory that the kernel counts for each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from memory_sampler import MemorySample
     from rig_process import Publication
 
 INK = "#22303c"
 FAINT = "#8a97a3"
 LIMIT = "#d1495b"
+CAP = "#22303c"
 RANK_COLOURS = ("#1b6ca8", "#2a9d8f", "#7a5ea8", "#c9822b")
 
 
@@ -31,33 +34,78 @@ def draw(
     samples: Sequence[dict[str, Any]],
     publications: Sequence[Publication],
     report: dict[str, Any],
+    memory: Sequence[MemorySample],
 ) -> None:
     """Write the picture of a run to ``path``."""
     ranks = len(report["ranks"])
-    figure, panels = plt.subplots(ranks, 1, sharex=True, sharey=True, figsize=(11, 1.1 + 1.55 * ranks), dpi=140)
+    figure = plt.figure(figsize=(11, 4.2 + 1.35 * ranks), dpi=140)
+    grid = figure.add_gridspec(ranks + 1, 1, height_ratios=[1.0] * ranks + [1.9])
+    panels = [figure.add_subplot(grid[0])]
+    panels += [figure.add_subplot(grid[row], sharex=panels[0], sharey=panels[0]) for row in range(1, ranks)]
+    bottom = figure.add_subplot(grid[ranks], sharex=panels[0])
     end_s = max(sample["t"] for sample in samples)
     top = max(max(one["idle_tokens"], one["limit_tokens"]) for one in samples) * 1.25
     for rank, panel in enumerate(panels):
         _draw_rank(panel, rank, [one for one in samples if one["rank"] == rank], end_s)
-        _draw_publications(panel, report["ranks"][rank]["updates"], top)
+        _draw_publications(panel, _publications_of(report["ranks"][rank]), top)
+        panel.tick_params(labelbottom=False)
     panels[0].set_ylim(0, top)
     panels[0].set_xlim(0, end_s)
-    _name_publications(panels[0], publications, report["ranks"][0]["updates"], top)
-    _shade_idle(panels, samples, end_s)
-    panels[-1].set_xlabel("seconds since the engine was ready", color=INK)
+    _name_publications(panels[0], publications, _publications_of(report["ranks"][0]), top)
+    _draw_memory(bottom, memory, [one for one in samples if one["rank"] == 0], report)
+    _shade_idle([*panels, bottom], samples, end_s)
+    bottom.set_xlabel("seconds since the engine was ready", color=INK)
+    _title(figure)
+    figure.tight_layout(rect=(0, 0, 1, 0.985))
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _title(figure: Figure) -> None:
     figure.suptitle(
-        "Idle prefix-cache tokens follow the limit, on all ranks at the same step",
+        "Tokens and memory follow the limit and the cap, on all ranks at the same step",
         x=0.075,
         ha="left",
-        fontsize=14,
+        fontsize=12.5,
         fontweight="bold",
         color=INK,
     )
-    idle, limit = Patch(color=FAINT, alpha=0.5), Line2D([], [], color=LIMIT)
-    figure.legend([idle, limit], ["idle tokens", "limit"], loc="upper right", ncols=2, frameon=False)
-    figure.tight_layout(rect=(0, 0, 1, 0.995))
-    figure.savefig(path)
-    plt.close(figure)
+    handles = [Patch(color=FAINT, alpha=0.5), Line2D([], [], color=LIMIT), Line2D([], [], color=CAP, linestyle=":")]
+    figure.legend(
+        handles,
+        ["idle tokens", "limit", "cap"],
+        loc="upper right",
+        ncols=3,
+        frameon=False,
+        fontsize=8.5,
+    )
+
+
+def _publications_of(rank: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what a rank noted of limits and caps, in order of time."""
+    return sorted([*rank["updates"], *rank["caps"]], key=lambda one: one["time_s"])
+
+
+def _draw_memory(
+    panel: Axes, memory: Sequence[MemorySample], samples: Sequence[dict[str, Any]], report: dict[str, Any]
+) -> None:
+    """Draw the kernel's count of each rank's anonymous memory, less what the process has beside its KV pool."""
+    pool = report["capacity_tokens"] * report["token_bytes"]
+    beside = [first - pool for first in memory[0].anonymous_bytes]
+    times = [one.at_s for one in memory]
+    for rank, own in enumerate(beside):
+        held = [(one.anonymous_bytes[rank] - own) / 1e6 for one in memory]
+        colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
+        panel.plot(times, held, color=colour, linewidth=1.4, drawstyle="steps-post", alpha=0.85)
+    caps = [_capped(one["cap_tokens"], report) * report["token_bytes"] / 1e6 for one in samples]
+    panel.step([one["t"] for one in samples], caps, where="post", color=CAP, linestyle=":", linewidth=1.8)
+    panel.set_ylim(0, pool / 1e6 * 1.15)
+    panel.set_ylabel("MB of KV per rank,\ncounted by the kernel", color=INK, fontsize=9)
+    _dress(panel)
+
+
+def _capped(cap_tokens: int, report: dict[str, Any]) -> int:
+    return report["capacity_tokens"] if cap_tokens < 0 else min(cap_tokens, report["capacity_tokens"])
 
 
 def _draw_rank(panel: Axes, rank: int, samples: Sequence[dict[str, Any]], end_s: float) -> None:
@@ -68,8 +116,14 @@ def _draw_rank(panel: Axes, rank: int, samples: Sequence[dict[str, Any]], end_s:
     panel.fill_between(times, [*idle, idle[-1]], step="post", color=colour, alpha=0.28, linewidth=0)
     panel.step(times, [*idle, idle[-1]], where="post", color=colour, linewidth=1.4)
     panel.step(times, [*limits, limits[-1]], where="post", color=LIMIT, linewidth=1.6)
+    caps = [one["cap_tokens"] if one["cap_tokens"] >= 0 else float("nan") for one in samples]
+    panel.step(times, [*caps, caps[-1]], where="post", color=CAP, linewidth=1.6, linestyle=":")
     panel.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", color=colour, fontweight="bold")
     panel.yaxis.set_major_formatter(FuncFormatter(_short))
+    _dress(panel)
+
+
+def _dress(panel: Axes) -> None:
     panel.tick_params(colors=INK, labelsize=8.5)
     panel.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.6)
     for side in ("top", "right"):
@@ -102,7 +156,7 @@ def _name_publications(
     """Write above the first panel what was published."""
     for publication, update in zip(publications, updates, strict=False):
         panel.annotate(
-            f"set {publication.limit}",
+            f"{publication.command} {publication.limit}",
             (update["time_s"], top),
             xytext=(0, 4),
             textcoords="offset points",
