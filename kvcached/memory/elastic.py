@@ -62,44 +62,55 @@ class Elastic:
         self._quarter_ends = now + self._quarter_s
         self._seen = self._least = free.free_rows()
         self._least_by_quarter: deque[int] = deque(maxlen=QUARTERS)
-        self._peak = 0
+        self._peak = self._seen_active = 0
         self._peaks: deque[int] = deque(maxlen=PEAK_QUARTERS)
         self._candidates: Iterator[int] | None = None
         self._wanted = 0
-        self._settled = not memory.can_return
+        self._settled = False
         memory.keep_marks()
 
     @property
     def wake_at(self) -> float | None:
-        """When an idle engine has to call :meth:`on_step` (monotonic, seconds); None while nothing is left to do."""
-        if self._candidates is not None:
-            return 0.0
-        return None if self._settled else self._quarter_ends
+        """When an idle engine has to call :meth:`on_step` (monotonic, seconds; 0 for at once); None for never."""
+        if not self._memory.can_return:
+            return None
+        if self._settled:
+            return 0.0 if self._has_changed(self._free.free_rows()) else None
+        return self._quarter_ends if self._candidates is None else 0.0
 
     def on_step(self, now: float) -> None:
         """Note what is free, and offer what can be spared. Call after each step, and at :attr:`wake_at` when idle."""
         free = self._free.free_rows()
-        if self._settled and free == self._seen and not self._memory.was_taken_from:
+        if self._settled and not self._has_changed(free):
             return
-        self._peak = max(self._peak, self._free.active_rows(), int(self._memory.was_taken_from))
-        self._settled = self._memory.was_taken_from = False
-        self._seen = free
-        self._least = min(self._least, free)
+        ended = now >= self._quarter_ends
+        if ended:
+            self._end_quarters(now)
+        self._note(free)
         if self._candidates is not None:
             self._scan(self._candidates)
-        elif now >= self._quarter_ends:
-            self._end_quarters(now, free)
+        elif ended:
             self._look(free)
 
-    def _end_quarters(self, now: float, free: int) -> None:
-        """Close the quarters that have ended; in those that the engine slept through nothing was taken."""
+    def _note(self, free: int) -> None:
+        """Note what is free and in use at this step."""
+        self._seen = free
+        self._least = min(self._least, free)
+        self._seen_active = self._free.active_rows()
+        self._peak = max(self._peak, self._seen_active, int(self._memory.was_taken_from))
+        self._settled = self._memory.was_taken_from = False
+
+    def _has_changed(self, free: int) -> bool:
+        """Return whether rows became free, or were taken or given up by requests, since the last step."""
+        return free != self._seen or self._memory.was_taken_from or self._free.active_rows() != self._seen_active
+
+    def _end_quarters(self, now: float) -> None:
+        """Close the quarters that have ended; since the last step nothing has changed but what this step will note."""
         ended = 1 + int((now - self._quarter_ends) / self._quarter_s)
-        self._least_by_quarter.append(self._least)
-        self._least_by_quarter.extend([free] * min(ended - 1, QUARTERS))
-        self._least = free
-        self._peaks.append(self._peak)
-        self._peaks.extend([self._free.active_rows()] * min(ended - 1, QUARTERS))
-        self._peak = 0
+        slept = min(ended - 1, PEAK_QUARTERS)
+        self._least_by_quarter.extend([self._least, *[self._seen] * slept])
+        self._peaks.extend([self._peak, *[self._seen_active] * slept])
+        self._least, self._peak = self._seen, self._seen_active
         self._memory.tick += ended
         self._quarter_ends += ended * self._quarter_s
 
@@ -107,16 +118,16 @@ class Elastic:
         """Begin to offer rows if more of the free ones hold memory than were needed lately."""
         if len(self._least_by_quarter) < QUARTERS:
             return
-        needed = max(free - min(free, *self._least_by_quarter), self._short_of_peak())
+        fallen = free - min(free, *self._least_by_quarter)
+        needed = max(fallen, self._short_of_peak())
         holding = free - (self._memory.gone_rows - self._free.withheld_rows())
         self._wanted = holding - needed
-        if not self._memory.can_return:
-            self._settled = True
-        elif self._wanted > 0:
+        if self._wanted > 0 and self._memory.can_return:
             self._candidates = iter(self._free.rows_after(needed))
             self._scan(self._candidates)
         else:
-            self._settled = needed == 0
+            # Without a step of the engine's, needs change only as quarters with more in use are forgotten.
+            self._settled = fallen == 0 and all(peak == self._free.active_rows() for peak in self._peaks)
 
     def _short_of_peak(self) -> int:
         """Return how many free rows the requests that run would need to get to their remembered peak once more."""

@@ -36,7 +36,7 @@ class Scene:
 
 
 TRACE_SCENE = Scene(
-    load=("--speed", "140", "--token-bytes", "256"),
+    load=("--speed", "140", "--token-bytes", "32"),
     startup_limit="400000",
     publications=((5.0, "set", "2500k"), (13.0, "cap", "1m"), (18.0, "cap", "unlimited"), (22.0, "set", "250k")),
     last_limit="100k",

@@ -89,12 +89,11 @@ def _publications_of(rank: dict[str, Any]) -> list[dict[str, Any]]:
 def _draw_memory(
     panel: Axes, memory: Sequence[MemorySample], samples: Sequence[dict[str, Any]], report: dict[str, Any]
 ) -> None:
-    """Draw the kernel's count of each rank's anonymous memory, less what the process has beside its KV pool."""
+    """Draw the kernel's count of the memory of each rank's KV pool, and the cap in bytes."""
     pool = report["capacity_tokens"] * report["token_bytes"]
-    beside = [first - pool for first in memory[0].anonymous_bytes]
     times = [one.at_s for one in memory]
-    for rank, own in enumerate(beside):
-        held = [(one.anonymous_bytes[rank] - own) / 1e6 for one in memory]
+    for rank in range(len(report["ranks"])):
+        held = [one.pool_bytes[rank] / 1e6 for one in memory]
         colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
         panel.plot(times, held, color=colour, linewidth=1.4, drawstyle="steps-post", alpha=0.85)
     caps = [_capped(one["cap_tokens"], report) * report["token_bytes"] / 1e6 for one in samples]
@@ -154,11 +153,11 @@ def _name_publications(
     top: float,
 ) -> None:
     """Write above the first panel what was published."""
-    for publication, update in zip(publications, updates, strict=False):
+    for place, (publication, update) in enumerate(zip(publications, updates, strict=False)):
         panel.annotate(
             f"{publication.command} {publication.limit}",
             (update["time_s"], top),
-            xytext=(0, 4),
+            xytext=(0, 4 + 11 * (place % 2)),
             textcoords="offset points",
             ha="center",
             va="bottom",

@@ -47,12 +47,13 @@ class StackPool:
         self.elastic = Elastic(self.memory, self, AFTER_S, 0.0)
         self.now = 0.0
         self.faults = 0
+        self.cached = 0
 
     def free_rows(self) -> int:
         return len(self.stack)
 
     def active_rows(self) -> int:
-        return ROWS - len(self.stack)
+        return ROWS - len(self.stack) - self.cached
 
     def withheld_rows(self) -> int:
         return 0
@@ -158,6 +159,30 @@ def test_idle_engine_wakes_a_bounded_number_of_times() -> None:
     assert pool.elastic.wake_at is not None
     assert pool.sleep() < 20
     assert pool.returned_rows == ROWS
+
+
+def test_rows_that_become_free_while_an_engine_sleeps_wake_it() -> None:
+    """A limit that drops on an idle engine frees rows in a step of its own, and their memory follows."""
+    pool = StackPool()
+    rows = pool.allocate(ROWS // 2)
+    pool.run(3 * AFTER_S)
+    pool.cached = len(rows)
+    pool.sleep()
+    assert (pool.elastic.wake_at, pool.returned_rows) == (None, ROWS // 2)
+    pool.stack += rows
+    pool.cached = 0
+    assert pool.elastic.wake_at is not None
+    pool.sleep()
+    assert pool.returned_rows == ROWS
+
+
+def test_engine_that_holds_requests_without_stepping_is_not_woken_for_ever() -> None:
+    """Requests that are paused keep their rows and the margin for their peak, and nobody is woken for them."""
+    pool = StackPool()
+    pool.allocate(1000)
+    pool.run(AFTER_S)
+    assert pool.sleep() < 100
+    assert pool.returned_rows == ROWS - 1250
 
 
 def test_memory_that_cannot_be_returned_wakes_nobody() -> None:
