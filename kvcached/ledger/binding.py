@@ -5,20 +5,23 @@ Everything here mirrors ``native/kvledger.h``, which is the contract; nothing he
 
 from __future__ import annotations
 
-import enum
 import errno
 import math
 import os
 import time
 
 from kvcached.errors import KvcachedError
-from kvcached.light_dataclasses import dataclass
-from kvcached.values import Identity, Outcome, Report, Update, pack, unpack
+from kvcached.ledger.codes import TableFullError, checked, loss_of, refusal_of
+from kvcached.ledger.structs import Structs
+from kvcached.values import pack, unpack
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+
+    from kvcached.ledger.contents import AuditRecord, Slot
+    from kvcached.values import Identity, Report, Update
 
 LIBRARY_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libkvledger.so")
 
@@ -30,83 +33,6 @@ ACKNOWLEDGED = 1
 
 class NativeLibraryError(KvcachedError):
     """The native library cannot be used: it is missing, was built for another platform, or does not fit."""
-
-
-class Unfit(enum.Enum):
-    """Why a file is not a ledger that may be used: no such thing, one that was spoilt, or one of other software."""
-
-    NO_LEDGER = "no ledger"
-    DAMAGED = "damaged"
-    OTHER_VERSION = "of another version"
-
-
-class RefusedLedgerError(Exception):
-    """A file is not a ledger that may be used. ``reason`` is one sentence; ``file`` says what was found."""
-
-    def __init__(self, reason: str, file: FileStatus, kind: Unfit) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.file = file
-        self.kind = kind
-
-
-class DamagedLedgerError(OSError):
-    """An open ledger was cut or overwritten: nothing read from it counts, and nothing may be written to it."""
-
-
-class TableFullError(Exception):
-    """All slots of a ledger belong to live engines."""
-
-
-@dataclass(frozen=True)
-class FileStatus:
-    """A ledger file's identity and permissions; ``mode`` as in ``os.stat_result``."""
-
-    device: int
-    inode: int
-    size: int
-    links: int
-    uid: int
-    gid: int
-    mode: int
-    format: int
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One live slot as it stands in the file; times are nanoseconds since the epoch.
-
-    ``consistent`` is False when the report is not whole. It is then the report of an engine that has said nothing yet.
-    """
-
-    incarnation: int
-    desired: Update
-    registered_ns: int
-    identity: Identity
-    member: int
-    members: int
-    pid: int
-    report: Report
-    reported_ns: int
-    consistent: bool
-
-
-@dataclass(frozen=True)
-class AuditRecord:
-    """One publication as its publisher recorded it; the time is nanoseconds since the epoch."""
-
-    when_ns: int
-    before: Update
-    after: Update
-    uid: int
-    pid: int
-    instance_name: str
-    program: str
-    note: str
-
-
-_OUTCOMES = tuple(Outcome)
-_OUTCOME_CODES = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
 
 
 class _Library:
@@ -124,6 +50,7 @@ class _Library:
         except OSError as error:
             message = f"native library {LIBRARY_PATH} does not load here: {error}; reinstall kvcached-control"
             raise NativeLibraryError(message) from error
+        self.structs = Structs(ffi, self.lib)
         self._check_fit()
 
     def _check_fit(self) -> None:
@@ -175,7 +102,7 @@ def library_version() -> str:
 
 def create_ledger(directory_fd: int, name: str, mode: int) -> bool:
     """Make a ledger file whole; False if the name was taken. Raises :class:`OSError`, as on a full file system."""
-    return bool(_check(_load().lib.kvl_create(directory_fd, name.encode(), mode), name))
+    return bool(checked(_load().lib.kvl_create(directory_fd, name.encode(), mode), name))
 
 
 class Handle:
@@ -184,33 +111,17 @@ class Handle:
     def __init__(self, directory_fd: int, name: str, *, writable: bool) -> None:
         """Open ``name`` in a directory. Raises :class:`RefusedLedgerError` or :class:`OSError`."""
         library = _load()
-        self._ffi, self._lib = library.ffi, library.lib
+        self._ffi, self._lib, self._structs = library.ffi, library.lib, library.structs
         self._pointer: Any = None
         status = self._ffi.new("struct kvl_file *")
         out = self._ffi.new("kvl_ledger **")
         code = self._lib.kvl_open(directory_fd, name.encode(), writable, status, out)
-        self.file = FileStatus(
-            status.device, status.inode, status.size, status.links, status.uid, status.gid, status.mode, status.format
-        )
-        refusal = self._refusal(code)
+        self.file = self._structs.file_status(status)
+        refusal = refusal_of(self._lib, code, self.file)
         if refusal is not None:
-            kind, reason = refusal
-            raise RefusedLedgerError(reason, self.file, kind)
-        _check(code, name)
+            raise refusal
+        checked(code, name)
         self._pointer = out[0]
-
-    def _refusal(self, code: int) -> tuple[Unfit, str] | None:
-        lib, links, size = self._lib, self.file.links, self.file.size
-        version = f"has ledger version {self.file.format}; this library reads version {lib.KVL_FORMAT}"
-        return {
-            lib.KVL_E_NOT_REGULAR: (Unfit.NO_LEDGER, "not a regular file"),
-            lib.KVL_E_HARD_LINKED: (Unfit.NO_LEDGER, f"has {links} names (hard links); a ledger has one"),
-            lib.KVL_E_SIZE: (Unfit.DAMAGED, f"is {size} bytes long; a ledger has {lib.KVL_FILE_BYTES}"),
-            lib.KVL_E_MAGIC: (Unfit.DAMAGED, "is not a ledger (wrong magic number)"),
-            lib.KVL_E_BYTE_ORDER: (Unfit.OTHER_VERSION, "was written on a machine with the opposite byte order"),
-            lib.KVL_E_FORMAT: (Unfit.OTHER_VERSION, version),
-            lib.KVL_E_LAYOUT: (Unfit.OTHER_VERSION, f"has ledger version {lib.KVL_FORMAT}, but a different layout"),
-        }.get(code)
 
     @property
     def _ledger(self) -> Any:
@@ -232,37 +143,24 @@ class Handle:
         had before. Raises :class:`DamagedLedgerError` for a file that was cut or overwritten, and another
         :class:`OSError` if it could not be looked at, which says neither.
         """
-        lib = self._lib
-        code = lib.kvl_check(self._ledger, _AT_FDCWD, os.fsencode(path), revision)
-        reason = {
-            lib.KVL_E_REPLACED: "was removed or replaced",
-            lib.KVL_E_DISPLACED: "has a different registration in this slot",
-            lib.KVL_E_SET_BACK: "was set back to an older state",
-            lib.KVL_E_UNLOCKED: "lost its lock (was its descriptor closed?)",
-        }.get(code)
+        code = self._lib.kvl_check(self._ledger, _AT_FDCWD, os.fsencode(path), revision)
+        reason = loss_of(self._lib, code)
         if reason is None:
-            _check(code, path)
+            checked(code, path)
         return reason
 
     def register(self, identity: Identity, member: int, members: int, incarnation: int, desired: Update) -> int:
         """Claim a slot and write who owns it; the index. Raises :class:`TableFullError` or :class:`OSError`."""
-        raw = self._ffi.new("struct kvl_identity *")
-        raw.instance = identity.instance_name.encode()
-        raw.engine = _cut(identity.engine, self._lib.KVL_ENGINE_BYTES)
-        raw.version = _cut(identity.engine_version, self._lib.KVL_VERSION_BYTES)
-        raw.replica, raw.member, raw.members = identity.replica, member, members
-        raw.tp_size, raw.pp_size = identity.tp_size, identity.pp_size
-        raw.startup_limit, raw.block_tokens = identity.startup_limit_tokens, identity.block_tokens
-        raw.pid = os.getpid()
+        raw = self._structs.new_identity(identity, member, members)
         code = self._lib.kvl_register(self._ledger, raw, incarnation, pack(desired))
         if code == -errno.EUSERS:
             message = f"all {self._lib.KVL_SLOTS} slots belong to live engines"
             raise TableFullError(message)
-        return _check(code, "register")
+        return checked(code, "register")
 
     def unregister(self) -> None:
         """Stop owning the slot; it stays readable here, and is free for others after :meth:`close`."""
-        _check(self._lib.kvl_unregister(self._ledger), "unregister")
+        checked(self._lib.kvl_unregister(self._ledger), "unregister")
 
     def live_slots(self) -> list[tuple[int, Slot]]:
         """Return the live slots with their indices. Raises :class:`OSError` where it cannot be told who is alive."""
@@ -275,8 +173,8 @@ class Handle:
         code = self._lib.kvl_read_slot(self._ledger, index, raw)
         if code == -errno.EAGAIN:  # written to without a pause, which no engine does: not to be read
             return None
-        _check(code, "whether a slot is alive")
-        return None if code == self._lib.KVL_DEAD else self._slot_of(raw, whole=code == self._lib.KVL_ALIVE)
+        checked(code, "whether a slot is alive")
+        return None if code == self._lib.KVL_DEAD else self._structs.slot(raw, whole=code == self._lib.KVL_ALIVE)
 
     def is_blank(self, index: int) -> bool:
         """Return whether no engine ever registered in this slot."""
@@ -288,54 +186,9 @@ class Handle:
         word = self._ffi.new("uint64_t *")
         return unpack(word[0]) if self._lib.kvl_desired(self._ledger, index, incarnation, word) == 0 else None
 
-    def _slot_of(self, raw: Any, *, whole: bool) -> Slot:
-        return Slot(
-            incarnation=raw.incarnation,
-            desired=unpack(raw.desired),
-            registered_ns=raw.registered_ns,
-            identity=self._identity_of(raw.identity),
-            member=raw.identity.member,
-            members=raw.identity.members,
-            pid=raw.identity.pid,
-            report=self._report_of(raw.report) if whole else _silent(raw.identity.startup_limit),
-            reported_ns=raw.report.reported_ns,
-            consistent=whole,
-        )
-
-    def _identity_of(self, raw: Any) -> Identity:
-        return Identity(
-            instance_name=self._text(raw.instance),
-            engine=self._text(raw.engine),
-            engine_version=self._text(raw.version),
-            replica=raw.replica,
-            tp_size=raw.tp_size,
-            pp_size=raw.pp_size,
-            startup_limit_tokens=raw.startup_limit,
-            block_tokens=raw.block_tokens,
-        )
-
-    def _report_of(self, raw: Any) -> Report:
-        return Report(
-            applied=unpack(raw.applied),
-            settled_revision=raw.settled_revision,
-            # A peer may have written any number.
-            outcome=_OUTCOMES[raw.outcome] if raw.outcome < len(_OUTCOMES) else Outcome.STARTUP,
-            reason=self._text(raw.reason),
-            idle_tokens=raw.idle,
-            active_tokens=raw.active,
-            capacity_tokens=raw.capacity,
-            evicted_tokens=raw.evicted,
-            eviction_errors=raw.eviction_errors,
-        )
-
-    def _text(self, field: Any) -> str:
-        """Decode a field that a peer may have filled with anything, also with commands for the reader's terminal."""
-        text = str(self._ffi.string(field).decode(errors="replace"))
-        return text if text.isprintable() else "".join(mark if mark.isprintable() else "\ufffd" for mark in text)
-
     def is_owned(self, index: int, incarnation: int) -> bool:
         """Return whether ``incarnation`` still owns the slot. Raises :class:`OSError` if that cannot be found out."""
-        return _check(self._lib.kvl_is_owned(self._ledger, index, incarnation), "whether a slot is owned") == 1
+        return checked(self._lib.kvl_is_owned(self._ledger, index, incarnation), "whether a slot is owned") == 1
 
     def raise_desired(
         self, index: int, incarnation: int, update: Update, record: AuditRecord | None = None, *, floor: int = 0
@@ -347,57 +200,29 @@ class Handle:
         more, and :class:`DamagedLedgerError` if the word went back below ``floor``.
         """
         found = self._ffi.new("uint64_t *")
-        raw = self._ffi.NULL if record is None else self._audit_to(record)
-        code = _check(self._lib.kvl_raise(self._ledger, index, incarnation, pack(update), floor, raw, found), "raise")
+        raw = self._ffi.NULL if record is None else self._structs.new_audit(record)
+        code = checked(self._lib.kvl_raise(self._ledger, index, incarnation, pack(update), floor, raw, found), "raise")
         return code == self._lib.KVL_RAISED, unpack(found[0])
 
     def acknowledge(self, report: Report) -> None:
         """Write a report into the slot that this handle registered. Raises :class:`OSError` after a fork."""
-        raw = self._ffi.new("struct kvl_report *")
-        raw.applied, raw.settled_revision = pack(report.applied), report.settled_revision
-        raw.outcome = _OUTCOME_CODES[report.outcome]
-        raw.idle, raw.active = report.idle_tokens, report.active_tokens
-        raw.capacity, raw.evicted = report.capacity_tokens, report.evicted_tokens
-        raw.eviction_errors = report.eviction_errors
-        raw.reason = _cut(report.reason, self._lib.KVL_REASON_BYTES)
-        _check(self._lib.kvl_acknowledge(self._ledger, raw), "acknowledge")
+        checked(self._lib.kvl_acknowledge(self._ledger, self._structs.new_report(report)), "acknowledge")
 
     def audit(self, record: AuditRecord) -> None:
         """Append to the file's bounded record of publications."""
-        _check(self._lib.kvl_audit_write(self._ledger, self._audit_to(record)), "audit")
-
-    def _audit_to(self, record: AuditRecord) -> Any:
-        raw = self._ffi.new("struct kvl_audit *")
-        raw.when_ns, raw.before, raw.after = record.when_ns, pack(record.before), pack(record.after)
-        raw.uid, raw.pid = record.uid, record.pid
-        raw.instance = record.instance_name.encode()
-        raw.program = _cut(record.program, self._lib.KVL_PROGRAM_BYTES)
-        raw.note = _cut(record.note, self._lib.KVL_NOTE_BYTES)
-        return raw
+        checked(self._lib.kvl_audit_write(self._ledger, self._structs.new_audit(record)), "audit")
 
     def audits(self) -> list[AuditRecord]:
         """Return the recorded publications, newest first, without those that were not written whole."""
         raw = self._ffi.new("struct kvl_audit[]", self._lib.KVL_AUDIT_RECORDS)
         written = self._ffi.new("uint64_t *")
-        count = _check(self._lib.kvl_audit_read(self._ledger, raw, written), "audit")
-        return [self._audit_of(raw[index]) for index in range(count)]
-
-    def _audit_of(self, raw: Any) -> AuditRecord:
-        return AuditRecord(
-            when_ns=raw.when_ns,
-            before=unpack(raw.before),
-            after=unpack(raw.after),
-            uid=raw.uid,
-            pid=raw.pid,
-            instance_name=self._text(raw.instance),
-            program=self._text(raw.program),
-            note=self._text(raw.note),
-        )
+        count = checked(self._lib.kvl_audit_read(self._ledger, raw, written), "audit")
+        return [self._structs.audit(raw[index]) for index in range(count)]
 
     def bell(self, bell: int) -> int:
         """Return a doorbell's count; take it before looking for what it announces."""
         count = self._ffi.new("uint32_t *")
-        _check(self._lib.kvl_bell(self._ledger, bell, count), "bell")
+        checked(self._lib.kvl_bell(self._ledger, bell, count), "bell")
         return int(count[0])
 
     def ring(self, bell: int) -> None:
@@ -421,7 +246,7 @@ class Handle:
             if code == -errno.ETIMEDOUT or (code == -errno.EINTR and time.monotonic() >= deadline):
                 return False
             if code != -errno.EINTR:
-                _check(code, "wait")
+                checked(code, "wait")
 
 
 _FAR_FUTURE = float(2**33)  # seconds; what a wait without end sleeps until
@@ -444,28 +269,3 @@ class Agreement:
         if self._agree(self._ledgers, len(self._handles), self._out) == 1:
             return unpack(self._out[0])
         return None
-
-
-def _silent(startup_limit_tokens: int) -> Report:
-    """Return the report of an engine that has said nothing yet."""
-    return Report(Update(0, startup_limit_tokens), 0, Outcome.STARTUP, "", 0, 0, 0, 0, 0)
-
-
-_LAST_ERRNO = -1000  # codes below are the library's own
-
-
-def _check(code: int, subject: str) -> int:
-    """Turn a negated errno into the :class:`OSError` it stands for, and a lost ledger into its own."""
-    if code < _LAST_ERRNO:
-        raise DamagedLedgerError(errno.EIO, "the ledger was damaged: truncated, overwritten or replaced", subject)
-    if code < 0:
-        raise OSError(-code, os.strerror(-code), subject)
-    return code
-
-
-def _cut(text: str, capacity: int) -> bytes:
-    """Encode ``text`` for a field of ``capacity`` bytes with its end mark, without leaving half a character.
-
-    A program's name or an engine's message may hold what cannot be encoded, and must not stop a report.
-    """
-    return text.encode(errors="replace")[: capacity - 1].decode(errors="ignore").encode()

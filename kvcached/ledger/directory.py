@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from kvcached.errors import KvcachedError
 from kvcached.ledger import binding
+from kvcached.ledger.codes import DamagedLedgerError, RefusedLedgerError, Unfit
 from kvcached.ledger.ownership import GROUP_WRITE, OTHERS_WRITE, describe, directory_problem, ownership
 from kvcached.light_dataclasses import dataclass
 from kvcached.settings import SettingsError, check_gpu_id, default_ledger_dir
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
+
+    from kvcached.ledger.contents import FileStatus
 
 SUFFIX = ".ledger"
 ADVICE_SUFFIX = ".advice"
@@ -48,9 +51,9 @@ class Fault(enum.Enum):
 
 
 _UNFIT = {
-    binding.Unfit.NO_LEDGER: Fault.NO_LEDGER,
-    binding.Unfit.DAMAGED: Fault.DAMAGED,
-    binding.Unfit.OTHER_VERSION: Fault.OTHER_VERSION,
+    Unfit.NO_LEDGER: Fault.NO_LEDGER,
+    Unfit.DAMAGED: Fault.DAMAGED,
+    Unfit.OTHER_VERSION: Fault.OTHER_VERSION,
 }
 _ERRORS = {
     errno.ENOENT: Fault.ABSENT,
@@ -96,7 +99,7 @@ class Ledger:
         """Return whether the path still leads to the file that is open here, whole and under its name."""
         try:
             return self.handle.check(self.path) is None
-        except binding.DamagedLedgerError:
+        except DamagedLedgerError:
             return False
         except OSError:
             return True  # it could not be looked at, which says nothing about the file
@@ -234,7 +237,7 @@ class LedgerDirectory:
         try:
             check_gpu_id(gpu)
             handle = binding.Handle(self._fd, gpu + SUFFIX, writable=writable)
-        except binding.RefusedLedgerError as error:
+        except RefusedLedgerError as error:
             reason = f"{error.reason}{describe(error.file.uid, error.file.mode)}"
             return Refusal(gpu, path, reason, _UNFIT[error.kind])
         except SettingsError as error:
@@ -261,7 +264,7 @@ class LedgerDirectory:
             message = f"ledger {where} cannot be created: {error.strerror}; directory{ownership(self.path)}"
             raise LedgerDirectoryError(message) from error
 
-    def set_aside(self, gpu: str, file: binding.FileStatus) -> bool:
+    def set_aside(self, gpu: str, file: FileStatus) -> bool:
         """Rename the ledger of a GPU to ``….damaged`` if it is still ``file``, which its engine saw damaged.
 
         So that a good one can be made. A file that another release wrote over it is left alone. Returns whether it was
@@ -280,8 +283,8 @@ class LedgerDirectory:
     def _is_of_other_version(self, name: str) -> bool:
         try:
             binding.Handle(self._fd, name, writable=False).close()
-        except binding.RefusedLedgerError as error:
-            return error.kind is binding.Unfit.OTHER_VERSION
+        except RefusedLedgerError as error:
+            return error.kind is Unfit.OTHER_VERSION
         return False
 
     def sweep(self) -> None:

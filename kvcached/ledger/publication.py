@@ -12,6 +12,7 @@ import time
 
 from kvcached.ledger import binding
 from kvcached.ledger.addressees import Addressees, Obstacle, look_up, unusable, warnings_for
+from kvcached.ledger.contents import AuditRecord
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.ledger.results import MemberResult, MemberResultStatus, PublicationResult, PublicationStatus, Rejection
 from kvcached.light_dataclasses import replace
@@ -289,6 +290,6 @@ def _failure(error: OSError) -> str:
     return f"{error.strerror} (errno {error.errno})"
 
 
-def _audit_record(update: Update, instance_name: str, note: str) -> binding.AuditRecord:
+def _audit_record(update: Update, instance_name: str, note: str) -> AuditRecord:
     nobody, user, process = Update(0, UNLIMITED), os.getuid(), os.getpid()
-    return binding.AuditRecord(time.time_ns(), nobody, update, user, process, instance_name, program_name(), note)
+    return AuditRecord(time.time_ns(), nobody, update, user, process, instance_name, program_name(), note)

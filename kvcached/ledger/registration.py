@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcached.ledger import binding
+from kvcached.ledger.codes import DamagedLedgerError, TableFullError
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.settings import check_gpu_id, default_ledger_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvcached.ledger.contents import FileStatus
     from kvcached.ledger.directory import Ledger
     from kvcached.values import Identity, Report, Update
 
@@ -116,7 +118,7 @@ class MemberFault:
     """Why publishers cannot reach one member of a registration. ``damaged``: the file itself is spoilt."""
 
     gpu: str
-    file: binding.FileStatus
+    file: FileStatus
     reason: str
     damaged: bool
 
@@ -124,7 +126,7 @@ class MemberFault:
 def _fault_of(ledger: Ledger, revision: int) -> MemberFault | None:
     try:
         reason = ledger.handle.check(ledger.path, revision)
-    except binding.DamagedLedgerError:
+    except DamagedLedgerError:
         return MemberFault(ledger.gpu, ledger.handle.file, "was truncated or overwritten", damaged=True)
     except OSError:
         return None  # it could not be looked at, which says nothing about the file
@@ -204,7 +206,7 @@ def _register_in(identity: Identity, gpus: Sequence[str], directory: LedgerDirec
     ledgers = [directory.open(gpu) for gpu in gpus]
     try:
         registration = Registration(identity, ledgers, desired)
-    except binding.TableFullError as error:
+    except TableFullError as error:
         message = f"a ledger in {directory.path} is full, {error}; stop some of them or use another ledger directory"
         raise RegistrationError(message) from error
     # Another one may have looked at the same moment, and found nobody as well. Who looks after registering finds all

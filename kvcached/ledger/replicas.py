@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # spelled out, because importing typing costs the command
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kvcached.ledger.binding import Slot
+    from kvcached.ledger.contents import Slot
     from kvcached.ledger.directory import Ledger
 
 

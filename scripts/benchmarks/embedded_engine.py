@@ -188,7 +188,7 @@ def _lead_round(worker: Rank, subscription: Subscription, exchange: Exchange, pi
     times.applied.append(time.monotonic_ns())
     times.taken.append(taken)
     subscription.acknowledge(worker.policy.report())
-    handle = subscription._registration._last  # type: ignore[union-attr]  # noqa: SLF001 - the bell itself
+    handle = subscription._settlement.registration._last  # type: ignore[union-attr]  # noqa: SLF001 - the bell itself
     seen = handle.bell(binding.ACKNOWLEDGED)
     pipe.send("asleep")
     while handle.bell(binding.ACKNOWLEDGED) == seen:

@@ -29,7 +29,9 @@ PYTHON_TESTS = {
     "kvcached/ledger/directory.py": ["tests/core/test_ledger.py", "tests/core/test_subscription.py", "tests/hazards"],
     "kvcached/ledger/publication.py": ["tests/core/test_publication.py", "tests/history", "tests/crash"],
     "kvcached/ledger/resumption.py": ["tests/core/test_resumption.py", "tests/core/test_subscription.py"],
+    "kvcached/ledger/settlement.py": ["tests/core/test_subscription.py", "tests/hazards", "tests/history"],
     "kvcached/ledger/subscription.py": ["tests/core/test_subscription.py", "tests/hazards", "tests/history"],
+    "kvcached/ledger/watcher.py": ["tests/core/test_subscription.py", "tests/hazards", "tests/history"],
     "kvcached/policy.py": ["tests/core/test_policy.py"],
 }
 UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")  # as the sanitized runs of the tests do

@@ -13,6 +13,7 @@ from kvcached.control.diagnosis.ledger_directory import LEDGER_BYTES
 from kvcached.control.diagnosis.ledgers import SLOTS
 from kvcached.control.queries.publication_history import RECORDS
 from kvcached.ledger import binding
+from kvcached.ledger.contents import AuditRecord
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.publication import publish
 from kvcached.values import Update
@@ -69,7 +70,7 @@ def test_order_is_by_sequence_and_not_by_the_clock(control: Control, toys: Toys)
     with LedgerDirectory(str(control.directory), writable=True) as directory:
         for ledger in directory.open_all():
             (newest, *_) = ledger.handle.audits()
-            early = binding.AuditRecord(5, Update(3, 3000), Update(4, 4000), newest.uid, 1, "chat", "late", "")
+            early = AuditRecord(5, Update(3, 3000), Update(4, 4000), newest.uid, 1, "chat", "late", "")
             ledger.handle.audit(early)
     found = control.json("status", "--history")["history"]
     assert [entry["new"]["limit_tokens"] for entry in found] == [1000, 2000, 3000, 4000]

@@ -420,7 +420,7 @@ def test_publication_accepted_before_a_cut_is_not_lost(
     policy = RetentionPolicy(ToyCache(), 16000)
     publish(5, "engine", str(ledger_dir))
     settle(subscription, policy)
-    with subscription._lock:  # nobody looks before the cut
+    with subscription._settlement._lock:  # nobody looks before the cut
         assert publish(6, "engine", str(ledger_dir)).accepted
         os.truncate(ledger_dir / "cpu-1.ledger", 0)
     until(lambda: [i.replicas[0].split for i in get_instances(ledger_dir)] == [False])

@@ -16,7 +16,7 @@ from support.commands import PATIENCE_S, Control, Toys, wait_for
 from support.toys import identity
 
 from kvcached.control.rendering.text import printable
-from kvcached.ledger import binding
+from kvcached.ledger.contents import AuditRecord
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.publication import publish
 from kvcached.values import Outcome, Report, Update
@@ -112,7 +112,7 @@ def filled(directory: Path) -> Iterator[None]:
             ledger.handle.register(identity(printable_bytes(text)), 0, 1, number + 1, Update(0, 16000))
             report = Report(Update(0, -1), 0, Outcome.UNSUPPORTED_ENGINE, text, 0, 0, 0, 0, 0)
             ledger.handle.acknowledge(report)
-            record = binding.AuditRecord(number + 1, Update(0, 1), Update(1, 2), 0, 1, "chat", text, text[:20])
+            record = AuditRecord(number + 1, Update(0, 1), Update(1, 2), 0, 1, "chat", text, text[:20])
             ledger.handle.audit(record)
         ledger = opened.open("GPU-1")
         ledger.handle.register(identity("legal"), 0, 1, 99, Update(0, 16000))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvcached.ledger import binding
 
 if TYPE_CHECKING:
+    from kvcached.ledger.contents import AuditRecord
     from kvcached.values import Update
 
 MEMBERS = 8
@@ -31,7 +32,7 @@ class RecordingHandle(binding.Handle):
         self.member = GPUS.index(name.removesuffix(".ledger"))
 
     def raise_desired(
-        self, index: int, incarnation: int, update: Update, record: binding.AuditRecord | None = None, *, floor: int = 0
+        self, index: int, incarnation: int, update: Update, record: AuditRecord | None = None, *, floor: int = 0
     ) -> tuple[bool, Update]:
         start = time.monotonic_ns()
         raised, found = super().raise_desired(index, incarnation, update, record, floor=floor)

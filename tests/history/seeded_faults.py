@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from history.recorder import RecordingHandle, pair
 from kvcached.ledger import binding
 from kvcached.ledger.subscription import Subscription
 from kvcached.values import Update, pack
+
+if TYPE_CHECKING:
+    from kvcached.ledger.contents import AuditRecord
 
 ENGINE_FAULTS = ("compares_with_last_seen", "looks_at_one_member", "ignores_the_limit", "applies_again")
 PUBLISHER_FAULTS = ("stores_plainly", "takes_equal_for_own")
@@ -35,11 +39,11 @@ class LooksAtOneMember(Subscription):
     """Takes what the first member carries for published."""
 
     def poll(self) -> Update | None:
-        registration = self._registration
+        registration = self._settlement.registration
         assert registration is not None
         update = registration.words()[0]
         assert update is not None
-        return update if update.revision > self._settled_revision else None
+        return update if update.revision > self._settlement._settled_revision else None
 
 
 class IgnoresTheLimit(Subscription):
@@ -58,8 +62,8 @@ class AppliesAgain(Subscription):
     def poll(self) -> Update | None:
         update = super().poll()
         self._polled += 1
-        again = update is None and self._taken.revision > 0 and self._polled % 50 == 0
-        return self._taken if again else update
+        again = update is None and self._settlement.taken.revision > 0 and self._polled % 50 == 0
+        return self._settlement.taken if again else update
 
 
 def subscription_class(fault: str) -> type[Subscription]:
@@ -81,7 +85,7 @@ class StoringHandle(RecordingHandle):
         index: int,
         _incarnation: int,
         update: Update,
-        _record: binding.AuditRecord | None = None,
+        _record: AuditRecord | None = None,
         *,
         floor: int = 0,
     ) -> tuple[bool, Update]:
@@ -105,7 +109,7 @@ class TakesEqualForOwn(RecordingHandle):
     """Takes a word of the revision that it wanted to write for its own, whatever its limit."""
 
     def raise_desired(
-        self, index: int, incarnation: int, update: Update, record: binding.AuditRecord | None = None, *, floor: int = 0
+        self, index: int, incarnation: int, update: Update, record: AuditRecord | None = None, *, floor: int = 0
     ) -> tuple[bool, Update]:
         raised, found = super().raise_desired(index, incarnation, update, record, floor=floor)
         equal = found.revision == update.revision

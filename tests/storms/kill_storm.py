@@ -43,7 +43,7 @@ from kvcached.values import UNLIMITED, Identity, Outcome, Update
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcached.ledger.binding import Slot
+    from kvcached.ledger.contents import Slot
     from kvcached.ledger.instances import ReplicaStatus
 
 GPUS = tuple(f"cpu-{index}" for index in range(8))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
 from kvcached.ledger import binding
+from kvcached.ledger.codes import RefusedLedgerError
 from kvcached.values import Identity, Update
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ def _check_kernel() -> Finding:
     try:
         with tempfile.TemporaryDirectory(prefix="kvcached-doctor-") as folder, _two_handles(folder) as handles:
             return _use(*handles)
-    except (OSError, binding.RefusedLedgerError) as error:
-        text = f"not tested: no ledger could be created in a temporary folder: {error}"
-        return Finding(NOTE, KERNEL, text, "set TMPDIR to a writable folder")
+    except (OSError, RefusedLedgerError) as error:
+        text = f"not tried, because no ledger could be made in a temporary folder: {error}"
+        return Finding(NOTE, KERNEL, text, "set TMPDIR to a folder that may be written")
 
 
 @contextmanager
