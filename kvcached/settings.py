@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STARTUP_LIMIT_VARIABLE = "KVCACHED_MAX_CACHED_TOKENS"
+STARTUP_CAP_VARIABLE = "KVCACHED_MAX_KV_TOKENS"
 LEDGER_DIR_VARIABLE = "KVCACHED_LEDGER_DIR"
 INSTANCE_NAME_VARIABLE = "KVCACHED_INSTANCE_NAME"
 GPU_IDS_VARIABLE = "KVCACHED_GPU_IDS"
@@ -40,6 +41,7 @@ class Settings:
     gpu_ids: tuple[str, ...] | None
     disabled: bool
     strict: bool
+    startup_cap_tokens: int = UNLIMITED
 
 
 def read_settings(engine: str, environ: Mapping[str, str] | None = None) -> Settings:
@@ -50,11 +52,12 @@ def read_settings(engine: str, environ: Mapping[str, str] | None = None) -> Sett
     environ = os.environ if environ is None else environ
     return Settings(
         instance_name=check_instance_name(environ.get(INSTANCE_NAME_VARIABLE) or f"{engine}-{os.getpid()}"),
-        startup_limit_tokens=_read_startup_limit(environ),
+        startup_limit_tokens=_read_startup(environ, STARTUP_LIMIT_VARIABLE),
         ledger_dir=choose_ledger_dir(None, environ),
         gpu_ids=_read_gpu_ids(environ),
         disabled=is_disabled(environ),
         strict=environ.get(STRICT_VARIABLE, "") == "1",
+        startup_cap_tokens=_read_startup(environ, STARTUP_CAP_VARIABLE),
     )
 
 
@@ -117,16 +120,16 @@ def check_gpu_id(gpu_id: str) -> str:
     return gpu_id
 
 
-def _read_startup_limit(environ: Mapping[str, str]) -> int:
-    text = environ.get(STARTUP_LIMIT_VARIABLE, "")
+def _read_startup(environ: Mapping[str, str], variable: str) -> int:
+    text = environ.get(variable, "")
     if text == "":
         return UNLIMITED  # installing the package changes nothing: an engine keeps what it would keep without it
     try:
         return parse_startup_limit(text)
     except ValueError as error:
         message = (
-            f"{STARTUP_LIMIT_VARIABLE}={text!r} is not a number of tokens; give 16000, 16k, 2m (at most "
-            f"{MAX_LIMIT_TOKENS}), 'none' to keep nothing, 'unlimited' or a negative number for no limit"
+            f"{variable}={text!r} is not a number of tokens; give 16000, 16k, 2m (at most "
+            f"{MAX_LIMIT_TOKENS}), 'none' for 0, 'unlimited' or a negative number for no limit"
         )
         raise SettingsError(message) from error
 

@@ -1,4 +1,4 @@
-"""Change how many idle prefix-cache tokens a running engine keeps, and see what it keeps.
+"""Change how many tokens of KV a running engine keeps, idle and in all, and see what it keeps.
 
 Importing this loads nothing; its names are loaded when first used, with neither torch nor an engine nor a parser of C.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from kvcached.control.api import get_instances, set_prefix_cache_retention_limit
+    from kvcached.control.api import get_instances, set_kv_capacity_limit, set_prefix_cache_retention_limit
     from kvcached.errors import KvcachedError
     from kvcached.ledger import NativeLibraryError
     from kvcached.ledger.directory import LedgerDirectoryError
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
         Rejection,
     )
     from kvcached.settings import SettingsError
-    from kvcached.values import Outcome, Update
+    from kvcached.values import Bound, BoundReport, Outcome, Update
 
 __all__ = [
+    "Bound",
+    "BoundReport",
     "InstanceStatus",
     "KvcachedError",
     "LedgerDirectoryError",
@@ -38,12 +40,13 @@ __all__ = [
     "SettingsError",
     "Update",
     "get_instances",
+    "set_kv_capacity_limit",
     "set_prefix_cache_retention_limit",
 ]
 
 _FROM = {
     "kvcached.ledger": ("NativeLibraryError",),
-    "kvcached.control.api": ("get_instances", "set_prefix_cache_retention_limit"),
+    "kvcached.control.api": ("get_instances", "set_kv_capacity_limit", "set_prefix_cache_retention_limit"),
     "kvcached.errors": ("KvcachedError",),
     "kvcached.ledger.instances": ("InstanceStatus", "MemberStatus", "ReplicaStatus"),
     "kvcached.ledger.directory": ("LedgerDirectoryError",),
@@ -55,7 +58,7 @@ _FROM = {
         "Rejection",
     ),
     "kvcached.settings": ("SettingsError",),
-    "kvcached.values": ("Outcome", "Update"),
+    "kvcached.values": ("Bound", "BoundReport", "Outcome", "Update"),
 }
 
 

@@ -16,7 +16,7 @@ from support.toys import identity
 
 from kvcached.ledger import binding
 from kvcached.ledger.publication import publish
-from kvcached.ledger.registration import register
+from kvcached.ledger.registration import Beginning, register
 from kvcached.values import Outcome, Report, Update
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def do_register(ledger_dir: str) -> None:
     """Register in all members, with one ledger that does not exist yet, report, and leave."""
     with suppress(FileNotFoundError):
         os.unlink(f"{ledger_dir}/new.ledger")
-    registration = register(identity("newcomer"), (*GPUS, "new"), ledger_dir, Update(0, 16000))
+    registration = register(identity("newcomer"), (*GPUS, "new"), ledger_dir, Beginning((Update(0, 16000),)))
     registration.acknowledge(Report(Update(0, 16000), 0, Outcome.STARTUP, "", 1, 2, 3, 4, 5))
     registration.close()
 

@@ -24,7 +24,7 @@ from history import seeded_faults
 from history.recorder import GPUS, MEMBERS, RecordingHandle, pair
 from kvcached.ledger import binding, publication
 from kvcached.ledger.directory import LedgerDirectory
-from kvcached.ledger.registration import register
+from kvcached.ledger.registration import Beginning, register
 from kvcached.policy import RetentionPolicy
 from kvcached.values import Identity, Update
 
@@ -153,7 +153,7 @@ def _collect(pipes: list[tuple[int, int]]) -> list[Any]:
 def holder(options: argparse.Namespace) -> dict[str, Any]:
     """Hold a registration without ever looking at it, until told to stop."""
     identity = Identity("engine", "toy", "1", 0, MEMBERS, 1, INITIAL.limit_tokens, 16)
-    registration = register(identity, GPUS, options.ledger_dir, INITIAL)
+    registration = register(identity, GPUS, options.ledger_dir, Beginning((INITIAL,)))
     print("ready", flush=True)
     while not stopped:
         time.sleep(0.01)

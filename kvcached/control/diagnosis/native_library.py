@@ -66,7 +66,7 @@ def _two_handles(folder: str) -> Iterator[tuple[binding.Handle, binding.Handle]]
 
 def _use(owner: binding.Handle, caller: binding.Handle) -> Finding:
     try:
-        index = owner.register(Identity("doctor", "none", "", 0, 1, 1, 0, 1), 0, 1, 1, Update(0, 0))
+        index = owner.register(Identity("doctor", "none", "", 0, 1, 1, 0, 1), 0, 1, 1, [Update(0, 0)])
         alive = caller.read_slot(index) is not None
         seen = owner.bell(binding.PUBLISHED)
         caller.raise_desired(index, 1, Update(1, 1))

@@ -6,7 +6,7 @@ from kvcached.ledger import NativeLibraryError
 from kvcached.ledger.addressees import Obstacle, look_up, unusable, warnings_for
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.light_dataclasses import dataclass
-from kvcached.values import Outcome, kept_tokens
+from kvcached.values import Bound, Outcome, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions:
     try:
         # Opened for writing, because that is what the publication would need; nothing is written.
         with LedgerDirectory(ledger_dir, writable=True) as directory:
-            found = look_up(directory, instance_name, conditions.revision, conditions.incarnation)
+            found = look_up(directory, instance_name, Bound.LIMIT, conditions.revision, conditions.incarnation)
     except LedgerDirectoryError as error:
         return _with(nothing, warnings=(unusable(ledger_dir, error),))
     except NativeLibraryError as error:
@@ -99,7 +99,7 @@ def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions:
         limit_tokens,
         found.newest if unchanged else found.newest + 1,
         tuple(_forecast_replica(replica, limit_tokens) for replica in replicas),
-        (*warnings_for(replicas, limit_tokens), *found.refused),
+        (*warnings_for(found, limit_tokens), *found.refused),
         unchanged,
     )
 
