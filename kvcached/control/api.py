@@ -69,18 +69,8 @@ def set_prefix_cache_retention_limit(
             or note. Nothing was written then.
 
     """
-    return _publish(
-        limit_tokens,
-        Bound.LIMIT,
-        instance_name,
-        ledger_dir,
-        if_revision,
-        if_incarnation,
-        if_different,
-        wait,
-        stop,
-        note,
-    )
+    conditions = (if_revision, if_incarnation, if_different)
+    return _publish(limit_tokens, Bound.LIMIT, instance_name, ledger_dir, conditions, wait, stop, note)
 
 
 def set_kv_capacity_limit(

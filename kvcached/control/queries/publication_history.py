@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from kvcached.light_dataclasses import dataclass
+from kvcached.values import Bound
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class RecordedPublication:
         return {
             "time": datetime.fromtimestamp(record.when_ns / NS, tz=timezone.utc).isoformat(),
             "instance_name": record.instance_name,
+            "bound": record.after.bound.value,
             "old": {"revision": record.before.revision, "limit_tokens": record.before.limit_tokens},
             "new": {"revision": record.after.revision, "limit_tokens": record.after.limit_tokens},
             "uid": record.uid,
@@ -65,16 +67,19 @@ def read_history(snapshot: Snapshot, instance_name: str | None) -> PublicationHi
 
 def _is_behind(shown: Sequence[RecordedPublication], snapshot: Snapshot, instance_name: str | None) -> bool:
     """Return whether revisions are in force that the record does not hold, as after a ledger was replaced."""
-    recorded: dict[str, set[int]] = {}
+    recorded: dict[tuple[str, Bound], set[int]] = {}
     for publication in shown:
         record = publication.record
-        recorded.setdefault(record.instance_name, {0}).add(record.after.revision)
-    if any(one.record.before.revision not in recorded[one.record.instance_name] for one in shown):
+        recorded.setdefault((record.instance_name, record.after.bound), {0}).add(record.after.revision)
+    if any(
+        one.record.before.revision not in recorded[one.record.instance_name, one.record.after.bound] for one in shown
+    ):
         return True
     members = [member for replica in snapshot.replicas for member in replica.members]
     return any(
-        member.slot.desired.revision not in recorded.get(name, {0})
+        member.slot.desired_of(bound).revision not in recorded.get((name, bound), {0})
         for member in members
+        for bound in Bound
         if instance_name in (None, name := member.slot.identity.instance_name)
     )
 
@@ -108,4 +113,5 @@ def _in_order(records: Sequence[Sequence[AuditRecord]]) -> list[RecordedPublicat
 
 def _key(record: AuditRecord) -> tuple[Any, ...]:
     update = record.after
-    return record.when_ns, record.uid, record.pid, record.instance_name, update.revision, update.limit_tokens
+    bound = update.bound.value
+    return record.when_ns, record.uid, record.pid, record.instance_name, bound, update.revision, update.limit_tokens

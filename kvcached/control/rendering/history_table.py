@@ -7,11 +7,13 @@ from datetime import datetime, timezone
 from kvcached.control.queries.publication_history import NS, RECORDS
 from kvcached.control.rendering.table import Cell, Table
 from kvcached.control.rendering.text import FAINT, STRONG, limit_text, styled
+from kvcached.values import Bound
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from kvcached.control.queries.publication_history import PublicationHistory
     from kvcached.control.rendering.status_table import Display
+    from kvcached.values import Update
 
 
 def history_lines(history: PublicationHistory, display: Display, wanted: str | None) -> list[str]:
@@ -25,7 +27,7 @@ def history_lines(history: PublicationHistory, display: Display, wanted: str | N
             Cell(record.instance_name, STRONG),
             Cell(when.isoformat(" ", "seconds").replace("+00:00", "Z")),
             Cell(limit_text(record.before.limit_tokens)),
-            Cell(f"r{record.after.revision} {limit_text(record.after.limit_tokens)}"),
+            Cell(f"{_kind(record.after)}r{record.after.revision} {limit_text(record.after.limit_tokens)}"),
             Cell(f"{_user(record.uid)} {record.program}[{record.pid}]"),
         )
         if record.note:
@@ -36,6 +38,10 @@ def history_lines(history: PublicationHistory, display: Display, wanted: str | N
     keeps = f"the record keeps the last {RECORDS} publications of each GPU, to all instances together"
     gone = "older ones are gone" if lines else f"none{f' to {wanted}' if wanted else ''} is in it"
     return [*lines, styled(f"{keeps}; {gone}", FAINT, colour=display.colour)]
+
+
+def _kind(update: Update) -> str:
+    return "cap " if update.bound is Bound.CAP else ""
 
 
 def _user(uid: int) -> str:
