@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from support.capped import CappedPolicy
 from support.toys import ToyCache, identity, poll_now
 
 from kvcached.control import get_instances, set_kv_capacity_limit, set_prefix_cache_retention_limit
@@ -15,7 +16,7 @@ from kvcached.ledger.subscription import Subscription
 from kvcached.light_dataclasses import replace
 from kvcached.policy import RetentionPolicy
 from kvcached.settings import SettingsError, read_settings
-from kvcached.values import NO_CAP_REASON, Bound, BoundReport, Outcome, Report, Update
+from kvcached.values import NO_CAP_REASON, Bound, BoundReport, Outcome, Update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,19 +26,14 @@ GPUS = ("cpu-0", "cpu-1")
 
 
 class CappedEngine:
-    """An engine that applies limits by the product's policy, and takes every cap over at once."""
+    """A subscription and what it hands out applied, stepped by hand."""
 
     def __init__(self, ledger_dir: Path, *, startup_cap: int = -1) -> None:
-        self.policy = RetentionPolicy(ToyCache(idle=1000), 16000)
         whoever = replace(identity(), startup_cap_tokens=startup_cap)
+        self.policy = CappedPolicy(whoever, idle=1000)
         self.subscription = Subscription(whoever, GPUS, str(ledger_dir))
-        self.cap = BoundReport(whoever.startup(Bound.CAP), 0, Outcome.STARTUP, "")
         self.subscription.start()
-        self.subscription.acknowledge(self.report())
-
-    def report(self) -> Report:
-        """Return what the policy says, with the cap's part."""
-        return replace(self.policy.report(), cap=self.cap, token_bytes=1024, pool_bytes=4096, returns="yes")
+        self.subscription.acknowledge(self.policy.report())
 
     def step(self) -> Update | None:
         """Do what an engine does at one step; return the update it took."""
@@ -48,11 +44,13 @@ class CappedEngine:
 
     def take(self, update: Update) -> None:
         """Apply an update and report it."""
-        if update.bound is Bound.CAP:
-            self.cap = BoundReport(update, update.revision, Outcome.APPLIED, "")
-        else:
-            self.policy.update(update)
-        self.subscription.acknowledge(self.report())
+        self.policy.update(update)
+        self.subscription.acknowledge(self.policy.report())
+
+    def say(self, cap: BoundReport) -> None:
+        """Report something else of the cap."""
+        self.policy.cap = cap
+        self.subscription.acknowledge(self.policy.report())
 
 
 @pytest.fixture
@@ -168,13 +166,12 @@ def test_a_cap_without_sense_is_rejected_and_the_limit_goes_on(engine: CappedEng
 def test_waiting_for_a_cap_waits_for_the_engine_to_say_applied(engine: CappedEngine, ledger_dir: Path) -> None:
     """A cap that is taken over and not yet returned is no end of a wait; one that is applied is."""
     revision = cap(70, ledger_dir)
-    engine.cap = BoundReport(Update(revision, 70, Bound.CAP), revision, Outcome.APPLYING, "requests hold 900 tokens")
-    engine.subscription.acknowledge(engine.report())
+    pair = Update(revision, 70, Bound.CAP)
+    engine.say(BoundReport(pair, revision, Outcome.APPLYING, "requests hold 900 tokens"))
     held = set_kv_capacity_limit(70, instance_name="engine", ledger_dir=ledger_dir, wait=0.3, if_different=True)
     assert (held.applied, held.unchanged) == (False, True)
     assert "still holds 1000 tokens, 0 bytes resident: applying (requests hold 900 tokens)" in held.warnings[0]
-    engine.cap = replace(engine.cap, outcome=Outcome.APPLIED, reason="")
-    engine.subscription.acknowledge(engine.report())
+    engine.say(BoundReport(pair, revision, Outcome.APPLIED, ""))
     assert set_kv_capacity_limit(70, instance_name="engine", ledger_dir=ledger_dir, wait=30, if_different=True).applied
 
 
@@ -182,8 +179,7 @@ def test_a_cap_below_the_floor_ends_a_wait(engine: CappedEngine, ledger_dir: Pat
     """Who waits for a cap that the engine rejects is told the engine's own reason."""
     revision = cap(70, ledger_dir)
     reason = "one request of the longest length needs 4096 tokens"
-    engine.cap = BoundReport(engine.cap.applied, revision, Outcome.REJECTED_BELOW_FLOOR, reason)
-    engine.subscription.acknowledge(engine.report())
+    engine.say(BoundReport(engine.policy.cap.applied, revision, Outcome.REJECTED_BELOW_FLOOR, reason))
     result = set_kv_capacity_limit(70, instance_name="engine", ledger_dir=ledger_dir, wait=30, if_different=True)
     assert (result.applied, result.rejections[0].reason) == (False, f"rejected_below_floor: {reason}")
 
@@ -225,7 +221,9 @@ def test_members_that_differ_in_the_cap_are_split(engine: CappedEngine, ledger_d
 
 def test_reports_of_memory_come_back(engine: CappedEngine, ledger_dir: Path) -> None:
     """What an engine says of its memory is what status shows, in the contract's fields."""
-    full = replace(engine.report(), resident_bytes=3000, returned_bytes=1096, returns="GPU memory is not returned")
+    full = replace(
+        engine.policy.report(), resident_bytes=3000, returned_bytes=1096, returns="GPU memory is not returned"
+    )
     engine.subscription.acknowledge(full)
     fields = get_instances(ledger_dir)[0].replicas[0].to_dict()
     assert fields["cap"] == {"revision": 0, "limit_tokens": 50_000, "outcome": "startup", "reason": ""}

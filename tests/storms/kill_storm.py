@@ -37,8 +37,9 @@ from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.instances import get_instances
 from kvcached.ledger.publication import publish
 from kvcached.ledger.subscription import Subscription
+from kvcached.light_dataclasses import replace
 from kvcached.policy import RetentionPolicy
-from kvcached.values import UNLIMITED, Identity, Outcome, Update
+from kvcached.values import UNLIMITED, Bound, BoundReport, Identity, Outcome, Report, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,10 @@ HEAL_S = 20.0
 RIG_PAUSE_S = 20.0
 SPEAK_S = 30.0
 LIMITS = (UNLIMITED, 0, 1, 100, 5_000, 50_000, 2**31 - 1)
+CAPS = (2, 200, 6_000, 60_000, 2**31 - 2)
+NUMBERS = {Bound.LIMIT: LIMITS, Bound.CAP: CAPS}
+"""What is published of each bound: nothing that is published of the other."""
+
 COUNTERS = ("publications", "accepted", "applied", "splits", "healed", "looks")
 QUIET_OUTCOMES = {Outcome.APPLYING, Outcome.HELD, Outcome.EVICTION_FAILED}
 
@@ -149,14 +154,17 @@ class Rank:
     def __init__(self, seed: int, shared: Shared) -> None:
         self.cache = Cache(seed)
         self.policy = RetentionPolicy(self.cache, STARTUP_LIMIT, chunk_tokens=20_000)
+        self.cap = BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.STARTUP, "")
         self._shared = shared
 
     def step(self, update: Update | None) -> bytes:
         """Do one step and return the digest of everything evicted so far."""
         self.cache.work()
         before = list(self.cache.active)
-        if update is not None:
+        if update is not None and update.bound is Bound.LIMIT:
             self.policy.update(update)
+        elif update is not None:
+            self.cap = BoundReport(update, update.revision, Outcome.APPLIED, "")
         self.policy.on_step()
         if self.cache.active != before:
             self._shared.violate("I5: an active block was evicted")
@@ -167,6 +175,10 @@ class Rank:
         if limit >= 0 and self.cache.idle_tokens() > allowed and self.policy.report().outcome not in QUIET_OUTCOMES:
             self._shared.violate(f"I6: {self.cache.idle_tokens()} idle tokens under the limit {limit}")
         return self.cache.digest.digest()
+
+    def report(self) -> Report:
+        """Return what the engine says of both bounds."""
+        return replace(self.policy.report(), cap=self.cap)
 
 
 def run_rank(seed: int, shared: Shared, others_end: socket.socket, link: socket.socket) -> None:
@@ -191,7 +203,7 @@ def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
         theirs.close()
         links.append(ours.makefile("rwb"))
     rank = Rank(seed, shared)
-    subscription.acknowledge(rank.policy.report())
+    subscription.acknowledge(rank.report())
     with LedgerDirectory(ledger_dir, writable=False) as directory:
         handles = [directory.open(gpu).handle for gpu in sorted(GPUS)]
         slots = [next(i for i, slot in h.live_slots() if slot.identity.instance_name == "target") for h in handles]
@@ -199,7 +211,7 @@ def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
             update = subscription.poll() if subscription.wait(time.monotonic() + 0.005) else None
             if update is not None:
                 found = [handle.read_slot(index) for handle, index in zip(handles, slots, strict=True)]
-                check_applied(update, rank.policy, found, shared)
+                check_applied(update, rank.report(), found, shared)
             message = pickle.dumps(update)
             for link in links:
                 link.write(struct.pack("<I", len(message)) + message)
@@ -207,38 +219,44 @@ def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
             digest = rank.step(update)
             if any(link.read(32) != digest for link in links):
                 shared.violate("I3: ranks evicted different blocks")
-            subscription.acknowledge(rank.policy.report())
+            subscription.acknowledge(rank.report())
 
 
-def check_applied(update: Update, policy: RetentionPolicy, slots: list[Slot | None], shared: Shared) -> None:
+def check_applied(update: Update, report: Report, slots: list[Slot | None], shared: Shared) -> None:
     """Check I1 and I2 for a pair that is about to be applied, by what stands in the files."""
     shared.add("applied")
-    if update.revision <= policy.settled_revision:
-        shared.violate(f"I2: {update} after {policy.settled_revision}")
+    if update.limit_tokens not in NUMBERS[update.bound]:
+        shared.violate(f"{update} was published of the other bound")
+    settled = report.of(update.bound).settled_revision
+    if update.revision <= settled:
+        shared.violate(f"I2: {update} after {settled}")
     for slot in slots:
-        if slot is None or slot.desired.revision < update.revision:
-            shared.violate(f"I1: {update} does not stand in all members: {slot and slot.desired}")
-        elif slot.desired.revision == update.revision and slot.desired != update:
-            shared.violate(f"I1: {update} stands as {slot.desired} in a member")
+        desired = None if slot is None else slot.desired_of(update.bound)
+        if desired is None or desired.revision < update.revision:
+            shared.violate(f"I1: {update} does not stand in all members: {desired}")
+        elif desired.revision == update.revision and desired != update:
+            shared.violate(f"I1: {update} stands as {desired} in a member")
 
 
 def run_reader(ledger_dir: str, shared: Shared) -> None:
-    """Look at the instance again and again: words only rise, and a revision means one limit."""
-    limits: dict[int, int] = {}
-    newest = dict.fromkeys(GPUS, 0)
-    applied, split = 0, False
+    """Look at the instance again and again: words only rise, and a revision of a bound means one number."""
+    limits: dict[Bound, dict[int, int]] = {bound: {} for bound in Bound}
+    newest = {bound: dict.fromkeys(GPUS, 0) for bound in Bound}
+    applied, split = dict.fromkeys(Bound, 0), False
     while True:
         (status,) = [instance for instance in get_instances(ledger_dir) if instance.name == "target"] or [None]
         if status is None or len(status.replicas[0].members) != len(GPUS):
             shared.violate(f"the live instance was not seen whole: {status}")
             continue
         replica = status.replicas[0]
-        check_members(replica, newest, limits, shared)
-        if replica.applied.revision < applied:
-            shared.violate(f"applied went back from {applied} to {replica.applied.revision}")
-        if limits.get(replica.applied.revision, replica.applied.limit_tokens) != replica.applied.limit_tokens:
-            shared.violate(f"{replica.applied} was applied, which was never published")
-        applied = replica.applied.revision
+        for bound in Bound:
+            check_members(replica, bound, newest[bound], limits[bound], shared)
+            now = replica.cap.applied if bound is Bound.CAP else replica.applied
+            if now.revision < applied[bound]:
+                shared.violate(f"applied {bound.value} went back from {applied[bound]} to {now.revision}")
+            if limits[bound].get(now.revision, now.limit_tokens) != now.limit_tokens:
+                shared.violate(f"{now} was applied, which was never published")
+            applied[bound] = now.revision
         if replica.split and not split:
             shared.add("splits")
         if split and not replica.split:
@@ -246,28 +264,33 @@ def run_reader(ledger_dir: str, shared: Shared) -> None:
         split = replica.split
         shared.add("looks")
         time.sleep(0.002)
-        for revision in [revision for revision in limits if revision < min(newest.values()) - 100]:
-            del limits[revision]
+        for bound, known in limits.items():
+            for revision in [revision for revision in known if revision < min(newest[bound].values()) - 100]:
+                del known[revision]
 
 
-def check_members(replica: ReplicaStatus, newest: dict[str, int], limits: dict[int, int], shared: Shared) -> None:
-    """Check that no word went back, and that no revision has two limits."""
+def check_members(
+    replica: ReplicaStatus, bound: Bound, newest: dict[str, int], limits: dict[int, int], shared: Shared
+) -> None:
+    """Check that no word of ``bound`` went back, and that none of its revisions has two limits."""
     for member in replica.members:
-        if member.revision < newest[member.gpu]:
-            shared.violate(f"{member.gpu} went back from revision {newest[member.gpu]} to {member.revision}")
-        newest[member.gpu] = member.revision
-        if limits.setdefault(member.revision, member.limit_tokens) != member.limit_tokens:
-            shared.violate(f"revision {member.revision} has two limits")
+        word = member.cap if bound is Bound.CAP else Update(member.revision, member.limit_tokens)
+        if word.revision < newest[member.gpu]:
+            shared.violate(f"{member.gpu} went back from {bound.value} {newest[member.gpu]} to {word.revision}")
+        newest[member.gpu] = word.revision
+        if limits.setdefault(word.revision, word.limit_tokens) != word.limit_tokens:
+            shared.violate(f"revision {word.revision} of the {bound.value} has two numbers")
 
 
 # Victims
 
 
 def be_publisher(ledger_dir: str, generator: random.Random, shared: Shared) -> None:
-    """Publish one thing after the other."""
+    """Publish one thing after the other, limits and caps."""
     while True:
         shared.add("publications")
-        if publish(generator.choice(LIMITS), "target", ledger_dir, note="storm").accepted:
+        bound = generator.choice(tuple(Bound))
+        if publish(generator.choice(NUMBERS[bound]), "target", ledger_dir, bound=bound, note="storm").accepted:
             shared.add("accepted")
 
 
@@ -406,18 +429,20 @@ class Storm:
         """Check what holds when nobody disturbs: the dead are gone, and a publication is accepted and applied."""
         started = time.monotonic()
         deadline = started + HEAL_S
-        limit = self.random.choice(LIMITS)
+        limit, cap = self.random.choice(LIMITS), self.random.choice(CAPS)
+        capped = publish(cap, "target", self.ledger_dir, bound=Bound.CAP)
         result = publish(limit, "target", self.ledger_dir)
-        if not result.accepted:
+        if not result.accepted or not capped.accepted:
             self.shared.violate(f"I4: an undisturbed publication was {result.status}: {result.to_dict()}")
         while True:
             instances = {instance.name: instance for instance in get_instances(self.ledger_dir)}
             ghosts = [name for name in instances if name.startswith("sub-")]
-            applied = instances["target"].replicas[0].applied
-            if (applied.revision, applied.limit_tokens) == (result.revision, limit) and not ghosts:
+            replica = instances["target"].replicas[0]
+            applied = (replica.applied, replica.cap.applied)
+            if applied == (Update(result.revision, limit), Update(capped.revision, cap, Bound.CAP)) and not ghosts:
                 break
             if time.monotonic() > deadline:
-                self.shared.violate(f"I4: {result.revision} not applied but {applied}, or ghosts: {ghosts}")
+                self.shared.violate(f"I4: {result.revision}, {capped.revision} not applied but {applied}, or {ghosts}")
                 break
             time.sleep(0.002)
         self.slowest_heal_s = max(self.slowest_heal_s, time.monotonic() - started)
