@@ -34,14 +34,14 @@
 #endif
 #define LIMIT 0
 #define CAP 1
-#define PUBLISHERS (LIMITS + CAPS)
-#define MEMBERS 2
-#define AT(b, m) ((b) * MEMBERS + (m))
+#define TOTAL (LIMITS + CAPS)
+#define WIDTH 2
+#define AT(b, m) ((b) * WIDTH + (m))
 #define BOUND_OF(number) ((number) > LIMITS -> CAP : LIMIT)
 #define NONE 2                  /* no bound: nothing is handed out */
 
-byte rev[2 * MEMBERS];
-byte num[2 * MEMBERS];          /* who wrote it: its number says what it was published of; 0 at first */
+byte rev[2 * WIDTH];
+byte num[2 * WIDTH];          /* who wrote it: its number says what it was published of; 0 at first */
 byte begun[2];                  /* publications of each bound */
 byte finished;
 bit died;
@@ -98,7 +98,7 @@ proctype publisher(byte me) {
 again:
     atomic { wanted = newest + 1; m = 0; lost = 0 };
     do
-    :: m < MEMBERS && !lost ->
+    :: m < WIDTH && !lost ->
         STEP(
             found = rev[AT(word, m)];
             if
@@ -219,12 +219,12 @@ init {
         run scheduler();
         m = 1;
         do
-        :: m <= PUBLISHERS -> run publisher(m); m++
+        :: m <= TOTAL -> run publisher(m); m++
         :: else -> break
         od;
         m = 0
     };
-    finished == PUBLISHERS;
+    finished == TOTAL;
     timeout;
     at_rest(LIMIT);
     at_rest(CAP)

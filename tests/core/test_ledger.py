@@ -78,10 +78,10 @@ def test_mode_follows_the_directory_and_not_the_umask(
     [
         (b"", "is 0 bytes long; a ledger has 81920"),
         (b"x", "is 1 bytes long"),
-        (b"x" * (FILE_BYTES // 2), "is 24576 bytes long"),
+        (b"x" * (FILE_BYTES // 2), "is 40960 bytes long"),
         (b"\0" * FILE_BYTES, "is not a ledger"),
         (b"\x5a" * FILE_BYTES, "is not a ledger"),
-        (b"\0" * (FILE_BYTES + 1), "is 49153 bytes long"),
+        (b"\0" * (FILE_BYTES + 1), "is 81921 bytes long"),
     ],
 )
 def test_bad_content_is_refused_by_name_and_reason_and_never_written(
