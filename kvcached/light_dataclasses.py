@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dataclasses import Field
     from typing import Any, NoReturn
 
+__all__ = ["dataclass", "replace"]
+
 
 class _Methods:
     """The methods that all light dataclasses share."""
@@ -26,14 +28,15 @@ class _Methods:
     _defaults: dict[str, object]  # of every field, in order; what is required is in it too
 
     def __init__(self, *values: object, **named: object) -> None:
-        given = dict(zip(self.__match_args__, values))  # noqa: B905 - too many are noticed below
-        given.update(named)
-        once = len(given) == len(values) + len(named)
-        if not once or not self._required <= given.keys() <= self._defaults.keys():
-            fields = ", ".join(self.__match_args__)
-            message = f"{type(self).__name__}() takes {fields}: none twice, and all that have no default"
+        fields = dict(zip(self.__match_args__, values))  # noqa: B905 - too many are noticed below
+        fields.update(named)
+        once = len(fields) == len(values) + len(named)
+        if not once or not self._required <= fields.keys() <= self._defaults.keys():
+            expected = ", ".join(self.__match_args__)
+            message = f"{type(self).__name__}() takes {expected}: none twice, and all that have no default"
             raise TypeError(message)
-        self.__dict__.update({**self._defaults, **given})
+        self.__dict__.update(self._defaults)
+        self.__dict__.update(fields)
 
     def __repr__(self) -> str:
         fields = (f"{name}={value!r}" for name, value in zip(self.__match_args__, _values(self), strict=True))
@@ -61,7 +64,7 @@ class _Methods:
         return type(self)(**{**self.__dict__, **changes})
 
 
-_METHODS = [item for item in vars(_Methods).items() if callable(item[1])]
+_METHODS = {name: method for name, method in vars(_Methods).items() if callable(method)}
 
 
 def _values(value: _Methods) -> tuple[object, ...]:
@@ -82,8 +85,9 @@ class _Description:
         fields = [(name, cls.__annotations__[name], *defaults.get(name, ())) for name in cls.__match_args__]
         model: Any = make_dataclass(cls.__name__, fields, frozen=True)
         cls.__dataclass_params__ = model.__dataclass_params__
-        cls.__dataclass_fields__ = model.__dataclass_fields__
-        return cls.__dataclass_fields__
+        described: dict[str, Field[Any]] = model.__dataclass_fields__
+        cls.__dataclass_fields__ = described
+        return described
 
 
 def _dataclass(*, frozen: bool) -> Callable[[type[Any]], type[Any]]:
@@ -95,12 +99,14 @@ def _dataclass(*, frozen: bool) -> Callable[[type[Any]], type[Any]]:
 
 def _complete(cls: type[Any]) -> type[Any]:
     names = tuple(cls.__annotations__)
-    cls.__match_args__ = names
-    cls._required = frozenset(name for name in names if name not in vars(cls))
-    cls._defaults = {name: vars(cls).get(name) for name in names}
-    cls.__dataclass_fields__ = _Description(cls)
-    for name, method in _METHODS:
-        setattr(cls, name, method)
+    attributes = {
+        "__match_args__": names,
+        "__dataclass_fields__": _Description(cls),
+        "_required": frozenset(name for name in names if name not in vars(cls)),
+        "_defaults": {name: vars(cls).get(name) for name in names},
+    }
+    for name, value in (attributes | _METHODS).items():
+        setattr(cls, name, value)
     return cls
 
 

@@ -17,7 +17,7 @@ _NEGATIVE = re.compile(r"-[1-9][0-9]*")
 
 
 def parse_limit(text: str) -> int:
-    """Return the tokens that ``text`` stands for. Raises ValueError with a sentence for anything doubtful.
+    """Parse a limit into tokens. Raises ValueError with a sentence for anything doubtful.
 
     Nothing is guessed: a fraction, an exponent, a sign or white space is refused, so that a typing mistake never turns
     into 0 or "unlimited".
@@ -85,7 +85,7 @@ def parse_amount(text: str) -> int | Amount:
 
 
 def parse_startup_limit(text: str) -> int:
-    """Return the tokens that a startup limit stands for: as :func:`parse_limit`, and any negative number is unlimited.
+    """Parse a startup limit into tokens: as :func:`parse_limit`, and any negative number is unlimited.
 
     Raises ValueError with a sentence for anything else.
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from kvcached.values import UNLIMITED, Outcome, Report, Update
+from kvcached.values import UNLIMITED, Outcome, Report, Update, kept_tokens
 
 DEFAULT_CHUNK_TOKENS = 65536
 """How many tokens one scheduler step evicts at most, so that a big drop never stalls serving.
@@ -31,7 +31,7 @@ class PrefixCache(Protocol):
 
     @property
     def block_tokens(self) -> int:
-        """The smallest amount the cache keeps; a positive limit below it keeps one block."""
+        """The smallest amount the cache keeps, which never changes; a positive limit below it keeps one block."""
 
     def idle_tokens(self) -> int:
         """Return how many tokens are cached and used by no request."""
@@ -61,10 +61,10 @@ class RetentionPolicy:
     ) -> None:
         """Govern ``cache``, retaining at most ``startup_limit_tokens`` until the first update."""
         self.draining = False
-        """Whether a drop is still being worked off in chunks: the engine has to keep stepping, idle or not."""
+        """Whether a drop is still in progress, in chunks: the engine has to keep stepping, idle or not."""
         self._cache = cache
         self._chunk_tokens = chunk_tokens
-        self._applied = Update(0, max(startup_limit_tokens, UNLIMITED))
+        self._apply(Update(0, max(startup_limit_tokens, UNLIMITED)))
         self._settled_revision = 0
         self._outcome = Outcome.STARTUP
         self._reason = ""
@@ -90,9 +90,13 @@ class RetentionPolicy:
         if update.revision <= self._settled_revision:
             return
         self._settled_revision = update.revision
-        self._applied = update
+        self._apply(update)
         self._reason = ""
         self._enforce()
+
+    def _apply(self, update: Update) -> None:
+        self._applied = update
+        self._kept_tokens = kept_tokens(update.limit_tokens, self._cache.block_tokens)  # once, not at each release
 
     def reject(self, update: Update, outcome: Outcome, reason: str) -> None:
         """Settle ``update`` without applying it; the limit in force stays."""
@@ -108,7 +112,7 @@ class RetentionPolicy:
         self._enforce()
 
     def on_step(self) -> None:
-        """Go on with a drop that is worked off in chunks; does nothing otherwise. Call once per scheduler step."""
+        """Continue a drop that is in progress; does nothing otherwise. Call once per scheduler step."""
         if self.draining:
             self._enforce()
 
@@ -147,13 +151,9 @@ class RetentionPolicy:
             self._conclude(Outcome.HELD, draining=False)
 
     def _excess_tokens(self) -> int:
-        """Return how many idle tokens stand above the limit; negative when there is room."""
-        limit = self._applied.limit_tokens
-        if limit < 0:
-            return 0
-        if limit > 0:
-            limit = max(limit, self._cache.block_tokens)
-        return self._cache.idle_tokens() - limit
+        """Return how many idle tokens are above the limit; negative when there is room."""
+        kept = self._kept_tokens
+        return 0 if kept < 0 else self._cache.idle_tokens() - kept
 
     def _conclude(self, outcome: Outcome, *, draining: bool) -> None:
         """Note the end of an enforcement; a standing rejection stays visible until the next update."""

@@ -127,7 +127,7 @@ class BoundReport:
     """What an engine says of one bound: the pair in force, and what became of the newest publication.
 
     ``settled_revision`` is the newest revision that was applied or rejected; it runs ahead of ``applied.revision``
-    exactly while the newest publication stands rejected.
+    exactly while the newest publication is rejected.
     """
 
     applied: Update
@@ -136,7 +136,7 @@ class BoundReport:
     reason: str
 
 
-NO_CAP_REASON = "this release of the plugin does not bound KV capacity"
+NO_CAP_REASON = "this release of the plugin does not limit KV capacity"
 NO_RETURNS_REASON = "this release of the plugin returns no memory"
 
 NO_CAP = BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.UNSUPPORTED_ENGINE, NO_CAP_REASON)

@@ -38,7 +38,7 @@ int kvl_ring(kvl_ledger *ledger, uint32_t bell)
     }
     uint32_t *count = bell_of(ledger, bell);
     int damaged = kvl_check_stamp(ledger);
-    if (damaged < 0) { /* whoever sleeps on it looks for himself; the file may be another library's by now */
+    if (damaged < 0) { /* sleepers look again by themselves; the file may be another library's by now */
         (void)syscall(SYS_futex, (void *)count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
         return damaged;
     }

@@ -25,7 +25,7 @@ int kvl_check_abi(uint32_t abi, uint64_t file, uint64_t identity, uint64_t repor
     return same ? 0 : -EPROTO;
 }
 
-/* A fingerprint of every offset, so that a build that differs is told apart even at one version. */
+/* A fingerprint of every offset, so that a different build is recognised even at the same version. */
 static uint64_t layout_fingerprint(void)
 {
     static const uint64_t offsets[] = {
@@ -183,7 +183,7 @@ static int fill_file(int fd, uint32_t mode)
     int error;
     do {
         error = posix_fallocate(fd, 0, KVL_FILE_BYTES);
-    } while (error == EINTR); /* any signal that a busy process gets meanwhile */
+    } while (error == EINTR); /* interrupted by any signal of a busy process */
     if (error != 0) {
         return -error;
     }
@@ -272,7 +272,7 @@ static int check_kind(int fd, struct kvl_file *file)
         return KVL_E_NOT_REGULAR;
     }
     if (status.st_nlink != 1) {
-        return status.st_nlink == 0 ? -ENOENT : KVL_E_HARD_LINKED; /* removed in the middle of this */
+        return status.st_nlink == 0 ? -ENOENT : KVL_E_HARD_LINKED; /* removed in the meantime */
     }
     return status.st_size == KVL_FILE_BYTES ? 0 : KVL_E_SIZE;
 }

@@ -57,7 +57,7 @@ static int run_in_child(void *memory)
     return 0; /* which ends it */
 }
 
-/* Its result is -EIO as long as it has none: then somebody killed it. */
+/* The result is -EIO until the child stores one, so a child that is killed leaves -EIO. */
 static int reap(pid_t child, const struct call *call)
 {
     int status = 0;

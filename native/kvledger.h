@@ -15,7 +15,7 @@
  *               each bound; hand a pair with a higher revision to the scheduler through a word of the engine's own;
  *               kvl_wait(seen) for at most a second; and once a second kvl_check of each ledger. If one is not current:
  *               kvl_unregister everywhere, kvl_desired of each once more (a publication may have come in between),
- *               kvl_close, and register anew, each bound at a revision above all that was seen of it, with the report.
+ *               kvl_close, and register again, each bound at a revision above all that was seen of it, with the report.
  *               After applying: kvl_acknowledge, kvl_ring(KVL_ACKNOWLEDGED).
  *   publisher:  kvl_open(writable), kvl_read_slot to find the instance, kvl_raise on each member in byte order of the
  *               GPU ids, kvl_ring(KVL_PUBLISHED), kvl_is_owned to confirm; kvl_close.
@@ -94,8 +94,8 @@ enum {
     KVL_E_NOT_REGULAR = -1001, /* a symlink, directory, device or pipe */
     KVL_E_HARD_LINKED = -1002, /* more than one name */
     KVL_E_SIZE = -1003,        /* not KVL_FILE_BYTES long: cut, or no ledger */
-    KVL_E_MAGIC = -1004,       /* no ledger at all */
-    KVL_E_BYTE_ORDER = -1005,  /* written by a machine of the other byte order */
+    KVL_E_MAGIC = -1004,       /* not a ledger */
+    KVL_E_BYTE_ORDER = -1005,  /* written by a machine with the opposite byte order */
     KVL_E_FORMAT = -1006,      /* a ledger of another version */
     KVL_E_LAYOUT = -1007       /* this version, but built with other sizes or offsets */
 };
@@ -106,7 +106,7 @@ enum {
     KVL_E_DAMAGED = -1012,   /* the file was cut or overwritten: its stamp is not the one it was opened with */
     KVL_E_DISPLACED = -1013, /* the slot carries another incarnation */
     KVL_E_SET_BACK = -1014,  /* a word of the slot went back to a revision below one that was read there */
-    KVL_E_UNLOCKED = -1015   /* the lock is gone, as after somebody closed the descriptor */
+    KVL_E_UNLOCKED = -1015   /* the lock is gone, as after another thread closed the descriptor */
 };
 
 /* The two doorbells of a file. */

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.commands import Control
+from support.needs import need_module, need_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and programs that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test for want of what its marks name; on CI fail it."""
+    for mark in item.iter_markers("needs_program"):
+        need_program(*mark.args)
+    for mark in item.iter_markers("needs_module"):
+        need_module(*mark.args)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class Estimator:
             self._limit = limit
 
     def squeeze(self, room: int) -> None:
-        """Say that requests leave ``room`` tokens of the pool now: no cache, however large its limit, holds more."""
+        """Say that ``room`` tokens are free of running requests: no cache holds more, whatever its limit."""
         self._stack.squeeze(room)
 
     def admit(

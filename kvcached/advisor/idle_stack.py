@@ -1,4 +1,4 @@
-"""Many least-recently-used caches at once: where each sample stands, and up to where each cache has evicted.
+"""Many least-recently-used caches at once: the position of each sample, and up to where each cache has evicted.
 
 All caches see the same samples become idle and be taken again, and differ only in how much they may keep. What a
 small one keeps a large one keeps too, so one common order of idle samples does, with one *mark* per cache: the newest
@@ -101,7 +101,7 @@ class IdleStack:
             after[older] = newer
             before[newer] = older
             unused.append(slot)
-            # Caches whose newest evicted sample it was stand at its predecessor now: there is nothing in between.
+            # Caches whose newest evicted sample it was are at its predecessor now: there is nothing in between.
             while holders < len(marks) and marks[holders] == stamp:
                 self._marks[holders], marks[holders] = older, stamps[older]
                 holders += 1

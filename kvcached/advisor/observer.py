@@ -1,7 +1,7 @@
 """The advisor inside an engine: tells the estimator what happens, and the outside what came of it.
 
-Whatever goes wrong in here ends in here: the first exception turns the advisor off for good, is logged and counted, and
-stands in the page for who asks.
+No failure leaves this module: the first exception switches the advisor off for good, is logged and counted, and is
+reported in the page.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Figures:
-    """What the engine holds to now, in tokens: the limit in force (-1 for none), what requests hold, all there is."""
+    """What is in force now, in tokens: the limit (-1 for none), what requests hold, and the capacity."""
 
     limit_tokens: int
     active_tokens: int
@@ -78,7 +78,7 @@ class Observer:
         Args:
             estimator: What learns from the events.
             block_tokens: The size of the engine's blocks.
-            figures_of: Returns what the engine holds to now; O(1).
+            figures_of: Returns the figures in force now; O(1).
             writer: Writes the page.
             place_of: Returns the slot that the replica owns now, or None while it has none.
             note: What users should know about this replica's curve, if anything.
@@ -144,7 +144,7 @@ class Observer:
         self._changed = False
 
     def _updated(self, figures: Figures) -> Page:
-        """Return the page as it should stand now."""
+        """Return the page as it should be now."""
         held = sorted(self._in_use) or [0]
         page = replace(
             self._page,
@@ -185,11 +185,11 @@ class Observer:
 
 
 def _room(figures: Figures) -> int:
-    """Return what requests leave of the pool, in tokens."""
+    """Return the pool's free space beside running requests, in tokens."""
     return max(0, figures.capacity_tokens - figures.active_tokens)
 
 
 def _effective_limit(figures: Figures) -> int:
-    """Return how many tokens can be idle: the limit, or what requests leave of the pool."""
+    """Return how many tokens can be idle: the limit, or the pool's free space beside running requests."""
     room = _room(figures)
     return room if figures.limit_tokens < 0 else min(figures.limit_tokens, room)

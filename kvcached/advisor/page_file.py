@@ -56,7 +56,7 @@ class PageWriter:
         os.pwrite(self._fd, data, 0)
 
     def _open(self, place: SlotPlace, data: bytes) -> None:
-        """Make a new file and move it over whatever stands at the name: nothing of that is opened, or written to."""
+        """Make a new file and move it over whatever has the name: nothing of that is opened, or written to."""
         self._forget()
         name = page_name(place.gpu, place.slot)
         new = f".{name}.{secrets.token_hex(8)}.new"
@@ -75,7 +75,7 @@ class PageWriter:
         self._fd, self._place = fd, place
 
     def close(self) -> None:
-        """Remove the page, if it is still this one that stands at its name."""
+        """Remove the page, if the file of its name is still this one."""
         place = self._place
         if self._fd >= 0 and place is not None:
             path = os.path.join(self._ledger_dir, page_name(place.gpu, place.slot))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GRADES = ((2048, 64), (8192, 256), (None, 512))
-"""Up to which token of a prompt one sample stands for how many tokens."""
+"""Up to which token of a prompt one sample represents how many tokens."""
 
 EVERY_BLOCK = ((None, 1),)
 """Grades that make every block a sample, so that the estimate is an exact simulation."""
@@ -22,14 +22,14 @@ _GROW = 64
 
 
 class SamplePlan:
-    """The sampled positions of any chain of blocks, and how many tokens the sample at each stands for."""
+    """The sampled positions of any chain of blocks, and how many tokens the sample at each represents."""
 
     def __init__(self, block_tokens: int, grades: Sequence[tuple[int | None, int]] = GRADES) -> None:
         """Plan for blocks of ``block_tokens`` tokens. The last of ``grades`` has no end."""
         self.positions: list[int] = []
         """Indices of the sampled blocks, growing. Made as long as chains need."""
         self.weights: list[int] = []
-        """For each sampled block the tokens that it stands for."""
+        """For each sampled block the tokens that it represents."""
         self._block_tokens = block_tokens
         self._grades = tuple(grades)
         self._next_block = 0

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from kvcached.control.api import get_instances, set_kv_capacity_limit, set_prefix_cache_retention_limit
+    from kvcached.control.api import (
+        forecast_prefix_cache_retention_limit,
+        get_instances,
+        get_publication_history,
+        set_kv_capacity_limit,
+        set_prefix_cache_retention_limit,
+    )
+    from kvcached.control.queries.forecast import Forecast, ReplicaForecast
+    from kvcached.control.queries.publication_history import PublicationHistory, RecordedPublication
     from kvcached.errors import KvcachedError
     from kvcached.ledger import NativeLibraryError
     from kvcached.ledger.directory import LedgerDirectoryError
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bound",
     "BoundReport",
+    "Forecast",
     "InstanceStatus",
     "KvcachedError",
     "LedgerDirectoryError",
@@ -33,20 +42,33 @@ __all__ = [
     "MemberStatus",
     "NativeLibraryError",
     "Outcome",
+    "PublicationHistory",
     "PublicationResult",
     "PublicationStatus",
+    "RecordedPublication",
     "Rejection",
+    "ReplicaForecast",
     "ReplicaStatus",
     "SettingsError",
     "Update",
+    "forecast_prefix_cache_retention_limit",
     "get_instances",
+    "get_publication_history",
     "set_kv_capacity_limit",
     "set_prefix_cache_retention_limit",
 ]
 
 _FROM = {
     "kvcached.ledger": ("NativeLibraryError",),
-    "kvcached.control.api": ("get_instances", "set_kv_capacity_limit", "set_prefix_cache_retention_limit"),
+    "kvcached.control.api": (
+        "forecast_prefix_cache_retention_limit",
+        "get_instances",
+        "get_publication_history",
+        "set_kv_capacity_limit",
+        "set_prefix_cache_retention_limit",
+    ),
+    "kvcached.control.queries.forecast": ("Forecast", "ReplicaForecast"),
+    "kvcached.control.queries.publication_history": ("PublicationHistory", "RecordedPublication"),
     "kvcached.errors": ("KvcachedError",),
     "kvcached.ledger.instances": ("InstanceStatus", "MemberStatus", "ReplicaStatus"),
     "kvcached.ledger.directory": ("LedgerDirectoryError",),

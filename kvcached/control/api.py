@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import os
     import threading
 
+    from kvcached.control.queries.forecast import Forecast
+    from kvcached.control.queries.publication_history import PublicationHistory
     from kvcached.ledger.instances import InstanceStatus
     from kvcached.ledger.results import PublicationResult
 
@@ -52,7 +54,7 @@ def set_prefix_cache_retention_limit(
         ledger_dir: The ledger directory; default ``KVCACHED_LEDGER_DIR``, else ``/dev/shm/kvcached-<uid>``.
         if_revision: Publish only if the instance's highest revision is exactly this one.
         if_incarnation: Publish only if the instance is still the one of this incarnation (16 hex digits, from
-            ``InstanceStatus.incarnation`` or an earlier result). Revisions begin anew after a restart, so give both.
+            ``InstanceStatus.incarnation`` or an earlier result). Revisions begin again after a restart, so give both.
         if_different: Publish nothing if this limit is desired everywhere already; the result is then accepted and
             ``unchanged``.
         wait: Seconds, up to 1e9, to wait until every replica reports the limit applied and holds no more idle tokens
@@ -133,13 +135,8 @@ def _publish(
 ) -> PublicationResult:
     """Check the arguments of both functions and do what they say."""
     if_revision, if_incarnation, if_different = conditions
-    check_limit(limit_tokens)
-    check_instance_name(instance_name)
+    _check(limit_tokens, instance_name, if_revision, if_incarnation)
     check_note(note)
-    if if_revision is not None:
-        check_revision(if_revision)
-    if if_incarnation is not None:
-        check_incarnation(if_incarnation)
     seconds = None if wait is None else check_wait(wait)
     directory = choose_ledger_dir(ledger_dir)
     started = time.monotonic()
@@ -156,6 +153,69 @@ def _publish(
     return result if seconds is None else _wait(result, directory, seconds, started, stop)
 
 
+def forecast_prefix_cache_retention_limit(
+    limit_tokens: int,
+    *,
+    instance_name: str,
+    ledger_dir: str | os.PathLike[str] | None = None,
+    if_revision: int | None = None,
+    if_incarnation: str | None = None,
+    if_different: bool = False,
+) -> Forecast:
+    """Return what :func:`set_prefix_cache_retention_limit` would do with these arguments, and write nothing.
+
+    May be called from any thread of any process that may write the ledger directory, and does not block. The figures
+    are those of the engines' last reports, which are up to a quarter of a second old while an engine is busy.
+
+    Args:
+        limit_tokens: Idle tokens that each replica may retain: -1 unlimited, 0 none, N at most N.
+        instance_name: The name the operator gave the engine (``KVCACHED_INSTANCE_NAME``).
+        ledger_dir: The ledger directory; default ``KVCACHED_LEDGER_DIR``, else ``/dev/shm/kvcached-<uid>``.
+        if_revision: As for the publication: the instance's highest revision has to be this one.
+        if_incarnation: As for the publication: the instance has to be this one still.
+        if_different: As for the publication: the forecast is ``unchanged`` if this limit is desired everywhere.
+
+    Returns:
+        The forecast: the status that the publication would most likely return, and for each replica how many tokens
+        would be kept, evicted at once, and evicted at most later. What would prevent it is in the forecast, too.
+
+    Raises:
+        TypeError: an argument of another type, as for the publication.
+        ValueError: a limit, an instance name, a ledger directory or an incarnation that cannot be meant.
+
+    """
+    _check(limit_tokens, instance_name, if_revision, if_incarnation)
+    from kvcached.control.queries.forecast import Conditions, forecast  # noqa: PLC0415 - publishing does without it
+
+    conditions = Conditions(if_revision, if_incarnation, different=if_different)
+    return forecast(limit_tokens, instance_name, choose_ledger_dir(ledger_dir), conditions)
+
+
+def get_publication_history(
+    ledger_dir: str | os.PathLike[str] | None = None, instance_name: str | None = None
+) -> PublicationHistory:
+    """Read who published what, oldest first, to one instance or to all, also to instances that have ended since.
+
+    May be called from any thread of any process that may read the directory. Each ledger keeps the last 64
+    publications to all of its instances together; the history is ``complete`` only if nothing can be missing from it.
+
+    Args:
+        ledger_dir: The ledger directory; default ``KVCACHED_LEDGER_DIR``, else ``/dev/shm/kvcached-<uid>``.
+        instance_name: Only publications to instances of this name; None for all.
+
+    Raises:
+        LedgerDirectoryError: the directory does not exist or could not be looked at, with the reason.
+        NativeLibraryError: the native library is missing or does not fit.
+        ValueError: a malformed directory or instance name.
+
+    """
+    if instance_name is not None:
+        check_instance_name(instance_name)
+    from kvcached.control.queries import publication_history  # noqa: PLC0415 - publishing does without it
+
+    return publication_history.get_publication_history(choose_ledger_dir(ledger_dir), instance_name)
+
+
 def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[InstanceStatus, ...]:
     """Read the state of all live instances of a ledger directory, and change nothing.
 
@@ -170,6 +230,15 @@ def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[Ins
     from kvcached.ledger import instances  # noqa: PLC0415 - publishing does without it
 
     return instances.get_instances(ledger_dir)
+
+
+def _check(limit_tokens: int, instance_name: str, if_revision: int | None, if_incarnation: str | None) -> None:
+    check_limit(limit_tokens)
+    check_instance_name(instance_name)
+    if if_revision is not None:
+        check_revision(if_revision)
+    if if_incarnation is not None:
+        check_incarnation(if_incarnation)
 
 
 def _wait(

@@ -3,7 +3,7 @@
 ``binding`` alone knows the native library; ``directory`` opens files through it; everything else goes through those.
 """
 
-from kvcached.ledger.binding import ACKNOWLEDGED, PUBLISHED, Handle, NativeLibraryError
+from kvcached.ledger.binding import ACKNOWLEDGED, PUBLISHED, NativeLibraryError
 from kvcached.ledger.contents import AuditRecord
 
-__all__ = ["ACKNOWLEDGED", "PUBLISHED", "AuditRecord", "Handle", "NativeLibraryError"]
+__all__ = ["ACKNOWLEDGED", "PUBLISHED", "AuditRecord", "NativeLibraryError"]

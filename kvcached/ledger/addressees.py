@@ -8,7 +8,7 @@ from kvcached.ledger.replicas import find_conflict
 from kvcached.ledger.results import PublicationStatus
 from kvcached.ledger.snapshot import Snapshot, look_at, unwritable
 from kvcached.light_dataclasses import dataclass
-from kvcached.values import Bound, Outcome, incarnation_text
+from kvcached.values import Bound, Outcome, incarnation_text, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def look_up(
     if_revision: int | None,
     if_incarnation: str | None = None,
 ) -> Addressees | Obstacle:
-    """Find the live replicas of an instance, or what stands in the way. Writes nothing."""
+    """Find the live replicas of an instance, or what prevents publishing. Writes nothing."""
     snapshot = look_at(directory)
     blind = _blind(snapshot)
     if blind:
@@ -122,7 +122,7 @@ def _warnings_of(replica: Replica, tokens: int, bound: Bound) -> Iterator[str]:
         yield f"will not apply it: {answer.reason}"
     if answer.outcome is Outcome.REJECTED_PIPELINE_PARALLEL:
         yield f"applies nothing while pp_size is {identity.pp_size}"
-    if bound is Bound.LIMIT and 0 < tokens < identity.block_tokens:
+    if bound is Bound.LIMIT and kept_tokens(tokens, identity.block_tokens) > tokens:
         yield f"keeps one block, {identity.block_tokens} tokens, which is more than {tokens}"
     if report.capacity_tokens and tokens > report.capacity_tokens:
         yield f"holds {report.capacity_tokens} tokens at most, so this {bound.value} has no effect"

@@ -170,7 +170,7 @@ class Handle:
         first = self._ffi.NULL if report is None else self._structs.new_report(report)
         code = self._lib.kvl_register(self._ledger, raw, incarnation, words, first)
         if code == -errno.EUSERS:
-            message = f"all {self._lib.KVL_SLOTS} slots belong to live engines"
+            message = f"all {self.slots} slots belong to live engines"
             raise TableFullError(message)
         return checked(code, "register")
 
@@ -180,7 +180,7 @@ class Handle:
 
     def live_slots(self) -> list[tuple[int, Slot]]:
         """Return the live slots with their indices. Raises :class:`OSError` where it cannot be told who is alive."""
-        slots = ((index, self.read_slot(index)) for index in range(self._lib.KVL_SLOTS))
+        slots = ((index, self.read_slot(index)) for index in range(self.slots))
         return [(index, slot) for index, slot in slots if slot is not None]
 
     def read_slot(self, index: int) -> Slot | None:
@@ -191,6 +191,11 @@ class Handle:
             return None
         checked(code, "whether a slot is alive")
         return None if code == self._lib.KVL_DEAD else self._structs.slot(raw, whole=code == self._lib.KVL_ALIVE)
+
+    @property
+    def slots(self) -> int:
+        """How many slots a ledger has."""
+        return int(self._lib.KVL_SLOTS)
 
     def is_blank(self, index: int) -> bool:
         """Return whether no engine ever registered in this slot."""

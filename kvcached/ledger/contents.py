@@ -26,7 +26,7 @@ class FileStatus:
 
 @dataclass(frozen=True)
 class Slot:
-    """One live slot as it stands in the file; times are nanoseconds since the epoch.
+    """One live slot as stored in the file; times are nanoseconds since the epoch.
 
     ``desired`` is the limit's pair and ``desired_cap`` the cap's. ``consistent`` is False when the report is not whole.
     It is then the report of an engine that has said nothing yet.

@@ -14,7 +14,8 @@ from contextlib import suppress
 
 from kvcached.errors import KvcachedError
 from kvcached.ledger import binding
-from kvcached.ledger.codes import DamagedLedgerError, RefusedLedgerError, Unfit
+from kvcached.ledger.codes import RefusedLedgerError, Unfit
+from kvcached.ledger.open_ledger import Ledger
 from kvcached.ledger.ownership import GROUP_WRITE, OTHERS_WRITE, describe, directory_problem, ownership
 from kvcached.light_dataclasses import dataclass
 from kvcached.settings import SettingsError, check_gpu_id, default_ledger_dir
@@ -84,25 +85,6 @@ class Refusal:
     path: str
     reason: str
     fault: Fault = Fault.UNKNOWN
-
-
-class Ledger:
-    """One open ledger file of a directory."""
-
-    def __init__(self, gpu: str, path: str, handle: binding.Handle, *, writable: bool) -> None:
-        self.gpu = gpu
-        self.path = path
-        self.handle = handle
-        self.writable = writable
-
-    def is_current(self) -> bool:
-        """Return whether the path still leads to the file that is open here, whole and under its name."""
-        try:
-            return self.handle.check(self.path) is None
-        except DamagedLedgerError:
-            return False
-        except OSError:
-            return True  # it could not be looked at, which says nothing about the file
 
 
 class LedgerDirectory:

@@ -1,6 +1,6 @@
 """Claiming one slot in every member's ledger, all or none, and holding them.
 
-A :class:`Registration` is made and replaced as a whole: when one file is lost, all members are registered anew.
+A :class:`Registration` is made and replaced as a whole: when one file is lost, all members register again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kvcached.ledger.contents import FileStatus
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
     from kvcached.values import Bound, Identity, Report, Update
 
 LOCK_PATIENCE_S = 0.02
@@ -159,7 +159,7 @@ def register(
 
     Raises:
         InstanceNameTakenError: a live engine has this name and replica.
-        RegistrationError: the directory, a file in it or a full table stands in the way.
+        RegistrationError: the directory, a file in it or a full table prevents it.
 
     """
     gpus = sorted({check_gpu_id(gpu) for gpu in gpu_ids}, key=os.fsencode)

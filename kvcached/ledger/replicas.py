@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kvcached.ledger.contents import Slot
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
 
 
 MAX_MEMBERS = 1024
@@ -85,7 +85,7 @@ def find_conflict(replicas: Sequence[Replica]) -> str | None:
         left, right = one.slot.identity, other.slot.identity
         if (left.instance_name, left.replica) == (right.instance_name, right.replica):
             return (
-                f"two live engines call themselves {left.instance_name!r} (replica {left.replica}): "
+                f"two live engines are named {left.instance_name!r} (replica {left.replica}): "
                 f"pid {one.slot.pid} and pid {other.slot.pid}; stop one of them or rename it"
             )
     return None

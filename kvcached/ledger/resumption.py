@@ -1,4 +1,4 @@
-"""Which pair an engine registers anew with, after it gave up slots that publishers could not reach any more.
+"""Which pair an engine registers again with, after it gave up slots that publishers could not reach any more.
 
 A function of values: :mod:`kvcached.ledger.subscription` reads them and acts on the answer. What it keeps: within one
 engine's life a revision has one limit, and a publication that was accepted is not lost.

@@ -18,7 +18,7 @@ TYPE_CHECKING = False  # spelled out, because importing typing costs the command
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
     from kvcached.ledger.replicas import Replica
 
 
@@ -146,7 +146,7 @@ def look_at(directory: LedgerDirectory) -> Snapshot:
 
 
 def look_again(path: str, files: list[FileLook] | tuple[FileLook, ...]) -> Snapshot:
-    """Read the open ones of these files anew: who is alive now, and what they say."""
+    """Read the open ones of these files again: which slots are alive now, and what they say."""
     looks = tuple(_read(look) for look in files)
     members = [member for look in looks for member in look.members]
     strangers = tuple(_stranger(member) for member in members if not is_legal(member))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from kvcached.ledger.contents import AuditRecord, FileStatus, Slot
+from kvcached.printable_text import printable
 from kvcached.values import Bound, BoundReport, Identity, Outcome, Report, pack, unpack
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -151,8 +152,7 @@ class Structs:
 
     def _text(self, field: Any) -> str:
         """Decode a field that a peer may have filled with anything, also with commands for the reader's terminal."""
-        text = str(self._ffi.string(field).decode(errors="replace"))
-        return text if text.isprintable() else "".join(mark if mark.isprintable() else "\ufffd" for mark in text)
+        return printable(self._ffi.string(field).decode(errors="replace"))
 
 
 def _silent(identity: Identity) -> Report:

@@ -48,7 +48,7 @@ class Subscription:
             identity: Who the replica is.
             gpu_ids: Its members, each once.
             ledger_dir: The ledger directory.
-            on_publication: Called on the watcher's thread when something unsettled stands in the ledger, to wake an
+            on_publication: Called on the watcher's thread when something unsettled is stored in the ledger, to wake an
                 engine that idles. None for an engine that sleeps in :meth:`wait`.
 
         """
@@ -86,7 +86,7 @@ class Subscription:
         return self._settlement.unsettled
 
     def acknowledge(self, report: Report) -> None:
-        """Report what the engine holds to; settles the polled update once the report's revision covers it.
+        """Report the limit in force; settles the polled update once the report's revision covers it.
 
         Writes nothing if nothing changed. Never raises.
         """
@@ -133,7 +133,7 @@ class Subscription:
                 return True
             # A publisher killed between its last store and the doorbell leaves nothing to hear: look by oneself, too.
             registration.sleep(seen, min(deadline, time.monotonic() + HOUSEKEEPING_S))
-        except OSError as error:  # the ledger is lost: the watcher registers anew
+        except OSError as error:  # the ledger is lost: the watcher registers again
             _log.debug("cannot wait on the ledger: %s", error)
             self._watcher.stopping.wait(min(DAMAGE_PAUSE_S, max(0.0, deadline - time.monotonic())))
         return False

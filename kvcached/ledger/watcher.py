@@ -20,7 +20,7 @@ HOUSEKEEPING_S = 1.0
 """How often the watcher checks that the ledger files are still the registered ones, and retries a registration."""
 
 DAMAGE_PAUSE_S = 0.05
-"""How long a thread that meets a lost ledger waits before it looks again; the watcher registers anew meanwhile."""
+"""How long a thread that meets a lost ledger waits before it looks again; meanwhile the watcher registers again."""
 
 WARN_AGAIN_S = 60.0
 """How often standing trouble with the ledger is logged."""

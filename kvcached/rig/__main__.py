@@ -155,7 +155,7 @@ def _configure(options: argparse.Namespace, settings: Settings) -> RigConfig:
             raise _UsageError(message)
         block_tokens = CHAT_BLOCK_TOKENS
     if options.tp * options.pp > MOST_RANKS:
-        message = f"--tp {options.tp} with --pp {options.pp} is more than {MOST_RANKS} processes; give less"
+        message = f"--tp {options.tp} with --pp {options.pp} is more than {MOST_RANKS} processes; use fewer"
         raise _UsageError(message)
     capacity = options.capacity_tokens
     if capacity is None:

@@ -47,7 +47,7 @@ class BlockCache:
         self.journal: list[int] = []
         """Keys cached and complements of keys dropped since the journal was last cleared, in order."""
         self.content = 0
-        """A number that stands for what is cached where; equal for equal content, whatever the way there."""
+        """A number that summarizes what is cached where; equal for equal content, however it got there."""
         self._blocks = blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()

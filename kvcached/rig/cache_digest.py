@@ -14,7 +14,7 @@ _STEP = struct.Struct("=QqQQ")
 
 
 class CacheDigest:
-    """Equal on two ranks exactly when their caches changed and stood alike at every step, hash collisions aside."""
+    """Equal on two ranks exactly when their caches were the same after every step, hash collisions aside."""
 
     def __init__(self, cache: BlockCache) -> None:
         """Watch ``cache`` from now on; it is the only reader of the cache's journal."""
@@ -30,5 +30,5 @@ class CacheDigest:
         self._hash.update(_STEP.pack(step, cache.content, cache.idle_tokens(), cache.active_tokens()))
 
     def hexdigest(self) -> str:
-        """Return the hash as it stands."""
+        """Return the current hash."""
         return self._hash.hexdigest()

@@ -27,7 +27,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one broadcast carries: items to be worked off in order, and when rank 0 gathered them (monotonic, ns)."""
+    """What one broadcast carries: items to process in order, and when rank 0 gathered them (monotonic, ns)."""
 
     items: list[Request | Update | Stop]
     taken_ns: int
@@ -41,19 +41,19 @@ class PublicationSource(Protocol):
         """Whether publishers can reach this engine now."""
 
     def place(self) -> SlotPlace | None:
-        """Return where in the ledgers this engine stands now, if it does."""
+        """Return the engine's slots in the ledgers, or None without a registration."""
 
     def start(self) -> None:
-        """Begin to take publications."""
+        """Start accepting publications."""
 
     def poll(self) -> Update | None:
         """Return the newest publication that is not settled yet."""
 
     def acknowledge(self, report: Report) -> None:
-        """Tell publishers what holds now."""
+        """Report the current state to publishers."""
 
     def refresh(self, report_of: Callable[[], Report], *, idle: bool = False) -> None:
-        """Tell publishers what holds now, if they were not told for a while or the engine goes to sleep."""
+        """Report the current state to publishers, if the last report is old or the engine goes to sleep."""
 
     def wait(self, deadline: float) -> bool:
         """Sleep until something is published or the monotonic clock shows ``deadline``."""

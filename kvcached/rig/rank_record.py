@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcached.values import Outcome
+from kvcached.values import Outcome, kept_tokens
 
 if TYPE_CHECKING:
     from kvcached.policy import RetentionPolicy
@@ -86,7 +86,7 @@ class Recorder:
 
     def end_step(self, step: int) -> None:
         """Note what holds at the end of a step."""
-        # What may stand for long is always sampled: the end of an update's eviction, and an engine without requests.
+        # What may last for long is always sampled: the end of an update's eviction, and an engine without requests.
         if self._open is not None or self._cache.active_tokens() == 0:
             self._sample_due_ns = 0
         if self._open is not None:
@@ -127,11 +127,9 @@ class Recorder:
 
     def _exceeds(self, idle: int) -> bool:
         """Tell whether the limit is exceeded although no eviction is under way and none has failed."""
-        limit = self._policy.limit_tokens
-        if limit < 0 or idle <= limit or self._policy.draining:
+        kept = kept_tokens(self._policy.limit_tokens, self._cache.block_tokens)
+        if kept < 0 or idle <= kept or self._policy.draining:
             return False
-        if 0 < limit < self._cache.block_tokens:
-            return idle > self._cache.block_tokens
         return self._policy.report().outcome is not Outcome.EVICTION_FAILED
 
     def _sample(self, step: int) -> None:

@@ -17,7 +17,7 @@ class Feed:
     """The arrivals that are still to come. Rank 0 alone holds one, because it reads the clock."""
 
     def __init__(self, arrivals: Iterable[Arrival], speed: float | None) -> None:
-        """Hand out ``arrivals`` ``speed`` times as fast as stamped, or as fast as they are worked off if None."""
+        """Hand out ``arrivals`` ``speed`` times as fast as stamped, or as fast as they are served if None."""
         self._arrivals = iter(arrivals)
         self._speed = speed
         self._next = next(self._arrivals, None)
@@ -37,7 +37,7 @@ class Feed:
         return None if self._next is None else self._due(self._next)
 
     def take(self, now: float, unfinished: int) -> list[Request]:
-        """Return the requests that have arrived by ``now``, in order, while ``unfinished`` others are in work."""
+        """Return the requests that have arrived by ``now``, in order, while ``unfinished`` others are in progress."""
         taken: list[Request] = []
         while self._next is not None and self._due(self._next) <= now:
             if self._speed is None and unfinished + len(taken) >= IN_FLIGHT:

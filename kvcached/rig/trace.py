@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO, NoReturn
 
 TRACE_BLOCK_TOKENS = 512
-"""How many tokens one hash id of the format stands for, unless told otherwise: other collections cut finer."""
+"""How many tokens one hash id of the format covers by default; other collections use smaller blocks."""
 
 MAX_LENGTH_TOKENS = 10_000_000
 """How long a prompt or an answer may be; a longer one is a mistake in the file."""

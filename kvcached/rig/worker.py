@@ -52,7 +52,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A rank has worked off everything. ``totals`` is what the run as a whole did; all ranks say the same."""
+    """A rank has finished everything. ``totals`` is what the run as a whole did; all ranks say the same."""
 
     report: dict[str, Any]
     totals: dict[str, int]

@@ -166,7 +166,7 @@ static void copy_over(struct input *input)
     memcpy(image + first * KVL_PAGE, pristine[1] + first * KVL_PAGE, (size_t)pages * KVL_PAGE);
 }
 
-/* What stands in the first file now. */
+/* What is stored in the first file now. */
 struct state {
     size_t size;
     int same_stamp;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * protocol.pml - publishing, taking, applying, dying, losing a file and registering anew, as a model for the checker
+ * protocol.pml - publishing, taking, applying, dying, losing a file and registering again, as a model for the checker
  * spin (scripts/proofs/model).
  *
  * PUBLISHERS publishers at once, each with a limit of its own (its number), raise the words of MEMBERS members, ring and
@@ -13,14 +13,14 @@
  *   SPOILED   has its content cut or overwritten: nobody finds the slot there, and the word is gone;
  * with LOSS and SETBACK, one member
  *   SET_BACK  gets an old copy of its content: the word is lower than what is settled.
- * Once the engine notices, it gives up its slots, looks at the words for the last time, and registers anew: with the pair
- * of all members that are not lost if that is new; else, if a revision stands above the last pair taken, with the
+ * Once the engine notices, it gives up its slots, looks at the words for the last time, and registers again: with the pair
+ * of all members that are not lost if that is new; else, if a revision is above the last pair taken, with the
  * revision after it and the limit of the last pair taken; else with the last pair taken.
  *
  * Modelled is what publication.py, slot.c and subscription.py do; each load, lock, swap, ring and wait is one atomic step.
  *
  * Checked in every reachable state:
- *   I1          what is applied stood in all members at one time, or in all that were not lost when the engine looked for
+ *   I1          what is applied was stored in all members at one time, or in all that were not lost when the engine looked for
  *               the last time
  *   I2          applied revisions only grow, and so does every word that is not set back
  *   ONE         no revision has two limits, over both registrations. Not counted are words that nobody can know of (in a
@@ -43,11 +43,11 @@
  * with LOSS:
  *   PRESSON     a publisher goes on after a member that is missing or failed
  *   UNCONFIRMED publishers do not confirm what they wrote
- *   LASTTAKEN   the new registration begins at the last pair taken, whatever revision stands higher
+ *   LASTTAKEN   the new registration begins at the last pair taken, whatever revision is higher
  *   HIGHEST     it begins at the highest revision instead of the one after it
  *   LOOKFIRST   the last look comes before the slots are given up
  *   LOSTWORD    the word of a lost member counts in the last look
- *   ANYOWNER    a word counts whosever slot it stands in
+ *   ANYOWNER    a word counts whosever slot it is in
  * with LOSS and SETBACK:
  *   OWNEDONLY   publishers confirm that the slots are owned, but not that their words are still there
  *   NOFLOOR     a publisher raises a word that is lower than when it looked the member up
@@ -99,7 +99,7 @@ byte taken_rev, taken_lim;      /* the newest pair that the engine's watcher han
 byte settled_rev, settled_lim;
 bit dropped;
 
-/* For the properties alone: which members a pair was written to, whether it ever stood in all at once, which limit a
+/* For the properties alone: which members a pair was written to, whether it was ever in all at once, which limit a
  * revision was decided with (plus 1), and the highest publications. */
 byte written[PAIRS];
 bit stood[PAIRS];
@@ -202,7 +202,7 @@ proctype publisher(byte me) {
 #ifdef PRESSON
         if :: present == 0 -> goto unwritten :: else fi;
 #else
-        if :: present != ALL -> goto unwritten :: else fi;      /* the engine is registering anew */
+        if :: present != ALL -> goto unwritten :: else fi;      /* the engine is registering again */
 #endif
         told = (IS_CONDITIONAL -> newest : 0);
         m = 0

@@ -243,7 +243,7 @@ TEST(an_old_copy_put_back, "An old copy of the same ledger is told from it by th
     CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(6, 0)), KVL_E_SET_BACK);
     CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), 0);
     put_bytes("a", &empty);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(6, 0)), KVL_E_DAMAGED); /* made anew: another identity */
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(6, 0)), KVL_E_DAMAGED); /* created again: another identity */
     close_scene(&scene);
 
     CHECK_EQUAL(unlinkat(here, "a", 0), 0);

@@ -44,7 +44,7 @@ TEST(create_makes_one_file, "A created ledger is whole, has the mode that was as
     CHECK_EQUAL(open_code("a"), 0);
 }
 
-TEST(create_replaces_nothing, "Creation neither follows nor replaces what stands under the name.")
+TEST(create_replaces_nothing, "Creation neither follows nor replaces what already has the name.")
 {
     CHECK_EQUAL(symlinkat("target", here, "link"), 0);
     CHECK_EQUAL(kvl_create(here, "link", 0600), 0);

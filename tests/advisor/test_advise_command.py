@@ -133,7 +133,7 @@ def test_advice_is_refused_with_a_reason(
 
 
 def test_target_below_what_is_shared_in_use_is_refused(control: Control, engine: AdvisedEngine) -> None:
-    """A rate that requests in work give each other takes no cache, and is not credited to a limit."""
+    """A rate that running requests give each other needs no cache, and is not credited to a limit."""
     prompt = [("shared", position) for position in range(20)]
     engine.observer.watch(Estimator.admit, "stays", prompt, 20, 320, 0)
     for request in range(200):

@@ -11,8 +11,8 @@ from typing import Any
 
 from kvcached.advisor.estimator import Estimator
 from kvcached.advisor.sampling import EVERY_BLOCK, SamplePlan
-from kvcached.engines.sglang import advisor_events as sglang
-from kvcached.engines.vllm import advisor_events as vllm
+from kvcached.engines.sglang import sglang_request_events as sglang
+from kvcached.engines.vllm import vllm_request_events as vllm
 
 BLOCK = 16
 LIMITS = (320, 10_000)
@@ -93,7 +93,7 @@ class Vllm:
     scheduler: VllmScheduler = field(default_factory=VllmScheduler)
 
     def __post_init__(self) -> None:
-        vllm.SchedulerEvents(self.scheduler, BLOCK, self.watch).attach(self.scheduler)  # type: ignore[arg-type]
+        vllm.VllmSchedulerEvents(self.scheduler, BLOCK, self.watch).attach(self.scheduler)  # type: ignore[arg-type]
 
     def admit(self, name: str, text: list[int], hits: int = 0, *, look_up: bool = True) -> VllmRequest:
         request = self.scheduler.requests[name] = VllmRequest(name, text, look_up=look_up)
@@ -210,7 +210,7 @@ class Sglang:
     watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
-        self.events = sglang.SchedulerEvents(BLOCK, self.watch)  # type: ignore[arg-type]
+        self.events = sglang.SglangSchedulerEvents(BLOCK, self.watch)  # type: ignore[arg-type]
 
     def prepare(self, *requests: SglangRequest) -> None:
         self.events.prepared(SimpleNamespace(reqs=requests))

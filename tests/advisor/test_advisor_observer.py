@@ -80,7 +80,7 @@ def test_tokens_in_use_are_told_by_mean_and_high_percentile(
 def test_first_exception_ends_the_advisor_and_nothing_else(
     engine: AdvisedEngine, ledger_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A failing event is logged once and stands in the page; later events are not even looked at."""
+    """A failing event is logged once and is reported in the page; later events are ignored."""
     engine.serve(3)
     engine.observer.tick()
     assert page_of(engine, ledger_dir).state == WATCHING

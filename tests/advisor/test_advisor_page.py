@@ -76,7 +76,7 @@ def test_longest_page_fits() -> None:
 
 
 def test_hostile_bytes_are_refused_by_reason() -> None:
-    """Whatever stands in a page, reading it gives a page one can calculate with or a reason, even with a checksum."""
+    """Whatever is in a page, reading it gives a valid page or a reason, even with a checksum."""
     rng = random.Random(5)
     whole = page_of().pack(1)
     body = next(size for size in range(8, PAGE_BYTES) if zlib.crc32(whole[:size]) == _checksum_at(whole, size))
@@ -136,7 +136,7 @@ def test_page_of_another_incarnation_is_refused(ledger_dir: Path, directory: Led
 
 
 def test_new_slot_means_a_new_file(ledger_dir: Path, directory: LedgerDirectory) -> None:
-    """A replica that was registered anew writes at its new place."""
+    """A replica that registered again writes at its new place."""
     writer = PageWriter(str(ledger_dir))
     writer.write(PLACE, page_of())
     other = SlotPlace("cpu-0", 4, 99)
@@ -168,7 +168,7 @@ def test_cut_page_does_not_end_the_writer(ledger_dir: Path, directory: LedgerDir
 def test_foreign_file_is_refused_and_replaced_unread(
     ledger_dir: Path, directory: LedgerDirectory, obstacle: str
 ) -> None:
-    """Whatever stands at the page's name is refused at once by readers, and writers never write into it."""
+    """Anything else at the page's name is refused at once by readers, and writers never write into it."""
     path = ledger_dir / page_name(PLACE.gpu, PLACE.slot)
     victim = ledger_dir.parent / "victim"
     victim.write_bytes(page_of().pack(1))

@@ -20,7 +20,7 @@ def chain(name: object, blocks: int, plan: SamplePlan) -> list[object]:
 
 @pytest.mark.parametrize("block_tokens", [1, 16, 48, 64, 128, 512, 1024])
 def test_samples_stand_for_all_tokens(block_tokens: int) -> None:
-    """Each sample lies within the tokens that it stands for, and together they stand for every token once."""
+    """Each sample is within the tokens that it represents, and together they represent every token once."""
     plan = SamplePlan(block_tokens)
     samples = plan.samples_of(40_000 // block_tokens)
     begin = 0
@@ -30,7 +30,7 @@ def test_samples_stand_for_all_tokens(block_tokens: int) -> None:
 
 
 def test_samples_are_close_together_where_prompts_share_most() -> None:
-    """One sample stands for 64 tokens at the head of a chain, for 256 further on, for 512 after that."""
+    """One sample represents 64 tokens at the head of a chain, for 256 further on, for 512 after that."""
     plan = SamplePlan(16)
     assert plan.samples_of((8192 + 10 * 512) // 16) == 2048 // 64 + 6144 // 256 + 10
     assert [plan.weights[0], plan.weights[40], plan.weights[60]] == [64, 256, 512]
@@ -101,7 +101,7 @@ def test_a_request_is_counted_once() -> None:
 
 
 def test_curve_never_falls_and_memory_is_bounded() -> None:
-    """Rates grow with the limit, and idle samples never stand for more than the largest limit."""
+    """Rates grow with the limit, and idle samples never represent more than the largest limit."""
     rng = random.Random(1)
     plan = SamplePlan(16)
     estimator = Estimator(plan, spaced_limits(16, 50_000))

@@ -9,11 +9,15 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from support.commands import Control, wait_for
+from support.commands import wait_for
+
+from kvcached.control.queries.recommendation import Goal, advise_instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from support.commands import Control
 
 REQUESTS = 150
 
@@ -33,12 +37,17 @@ def rig(directory: Path, *arguments: str, **environment: str) -> Iterator[None]:
     assert process.returncode == 0
 
 
+def counted_requests(ledger_dir: Path) -> int:
+    """Return how many requests the advisor of the rig has seen end."""
+    return advise_instance("rig", str(ledger_dir), Goal(share=0.9))[0].requests
+
+
 def test_every_request_of_a_run_is_counted_by_one_rank(ledger_dir: Path, control: Control) -> None:
     """After a run on two ranks there is one page, which has counted each request, and a curve that fits the engine."""
     # Paced: of many equal prompts that begin at once, none can hit another, which the model does not know.
     arguments = ("--tp", "2", "--requests", str(REQUESTS), "--seed", "5", "--speed", "3", "--linger", "3600")
     with rig(ledger_dir, *arguments):
-        wait_for(lambda: control.json("advise")["replicas"][0]["requests"] == REQUESTS, "a full count")
+        wait_for(lambda: counted_requests(ledger_dir) == REQUESTS, "a full count")
         (replica,) = control.json("advise", "--target", "0.5")["replicas"]
         assert len(list(ledger_dir.glob("*.advice"))) == 1
         assert abs(replica["model_error"]) < 0.03
@@ -56,7 +65,7 @@ def test_arrivals_at_the_same_moment_are_named_as_the_cause(ledger_dir: Path, co
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(lines))
     with rig(ledger_dir, "--trace", str(trace), "--linger", "3600"):
-        wait_for(lambda: control.json("advise")["replicas"][0]["requests"] == len(lines), "a full count")
+        wait_for(lambda: counted_requests(ledger_dir) == len(lines), "a full count")
         result = control.run("advise")
     assert result.returncode == 1
     assert "the likely cause is equal prompts that arrive at the same moment" in result.stderr

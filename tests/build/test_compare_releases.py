@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kvcached.engines.sglang import advisor_events, launching
-from kvcached.engines.sglang import targets as sglang_targets
-from kvcached.engines.vllm import targets as vllm_targets
+from kvcached.engines.sglang import hook_places as sglang_targets
+from kvcached.engines.sglang import launching, sglang_request_events
+from kvcached.engines.vllm import relied_on as vllm_targets
 
 ROOT = Path(__file__).parent.parent.parent
 ENGINES = ROOT / "tests" / "engines"
@@ -230,9 +230,9 @@ def test_the_list_of_sglang_names_all_that_is_looked_up_at_the_start() -> None:
     """Every target of a hook and every name used besides is compared, in whatever class it is written."""
     hooked = {
         *sglang_targets._LEADING_PARAMETERS,
-        advisor_events.PREPARE,
-        advisor_events.PREBUILT,
-        advisor_events.FLUSH,
+        sglang_request_events.PREPARE,
+        sglang_request_events.PREBUILT,
+        sglang_request_events.FLUSH,
     }
     hooked |= {f"{launching.ENGINE_MODULE}.Engine.{launching.LAUNCH}"}
     hooked |= {f"{launching.RAY_ENGINE_MODULE}.RayEngine.{launching.LAUNCH}"}

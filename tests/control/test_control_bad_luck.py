@@ -49,7 +49,7 @@ def test_no_such_instance_and_no_directory(control: Control, ledger_dir: Path) -
 
 
 def test_other_directories_of_the_machine_are_named(control: Control) -> None:
-    """Who looks in the wrong directory is told of the default ones that are there."""
+    """A user who looks in the wrong directory is told which default ones exist."""
     others = other_default_dirs(str(control.directory))
     message = one_line(control.run("set", "5", "--instance", "nobody"))
     assert all(other in message for other in others)
@@ -58,11 +58,12 @@ def test_other_directories_of_the_machine_are_named(control: Control) -> None:
 def test_malformed_names_and_directories(control: Control) -> None:
     """A name or a directory that cannot be is a usage error."""
     for name in ("", ".hidden", "-dash", "a/b", "x" * 64, "näme", "a b", "a\n", "a/*", "*" * 64):
-        assert (control.run("set", "5", f"--instance={name}").returncode, name) == (2, name)
-        one_line(control.run("set", "5", f"--instance={name}"))
-    command = [sys.executable, "-m", "kvcached.control", "status", "--ledger-dir", ""]
-    assert run(command).returncode == 2
-    one_line(run(command))
+        result = control.run("set", "5", f"--instance={name}")
+        assert (result.returncode, name) == (2, name)
+        one_line(result)
+    result = run([sys.executable, "-m", "kvcached.control", "status", "--ledger-dir", ""])
+    assert result.returncode == 2
+    one_line(result)
 
 
 def test_unknown_commands(control: Control) -> None:
@@ -79,13 +80,13 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Let a folder stand in a file's place."""
+    """Put a folder in a file's place."""
     path.unlink()
     path.mkdir()
 
 
 def make_symlink(path: Path) -> None:
-    """Let a symlink stand in a file's place, even one to a ledger."""
+    """Put a symlink in a file's place, even one to a ledger."""
     path.rename(path.with_name("moved"))
     path.symlink_to("moved")
 

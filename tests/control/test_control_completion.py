@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.commands import PATIENCE_S, run
+from support.needs import need_program
 from support.toys import identity
 
 from kvcached.ledger.directory import LedgerDirectory
@@ -67,8 +67,7 @@ class Shell:
 @contextmanager
 def shell(name: str, folder: Path, text: str = PROGRAM) -> Iterator[Shell]:
     """Start a shell in ``folder`` that has the completion script loaded and the program of this text on its path."""
-    if shutil.which(name) is None:
-        pytest.skip(f"needs {name}")
+    need_program(name, name)
     command, setup = SHELLS[name]
     script = folder / "_kvcached-control"  # where zsh looks for it
     script.write_text(run([sys.executable, "-m", "kvcached.control", "completion", name]).stdout)

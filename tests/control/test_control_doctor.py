@@ -213,11 +213,11 @@ def test_two_instances_with_one_name(control: Control, ledger_dir: Path) -> None
     with handle(ledger_dir, "GPU-0") as one, handle(ledger_dir, "GPU-1") as other:
         one.register(identity("chat"), 0, 1, 1, [Update(0, 16000)])
         other.register(identity("chat"), 0, 1, 2, [Update(0, 16000)])
-        assert named(problems(control), "two live engines call themselves 'chat'", "rename it")
+        assert named(problems(control), "two live engines are named 'chat'", "rename it")
         for arguments, code in ((("set", "5", "--instance", "chat"), 3), (("status",), 1)):
             result = control.run(*arguments)
             assert result.returncode == code
-            assert "two live engines call themselves 'chat'" in result.stderr
+            assert "two live engines are named 'chat'" in result.stderr
 
 
 def test_full_table(control: Control, ledger_dir: Path) -> None:
@@ -230,7 +230,7 @@ def test_full_table(control: Control, ledger_dir: Path) -> None:
 
 
 def test_slots_of_the_dead_are_counted_and_no_problem(control: Control, toys: Toys) -> None:
-    """What engines left that were killed is counted, and nothing stands in the way."""
+    """What engines left that were killed is counted, and is no problem."""
     engine = toys.start("chat", "code")
     other = toys.start("other")
     engine.kill()

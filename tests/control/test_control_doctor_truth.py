@@ -76,7 +76,7 @@ def test_read_only_mount_stands_in_nobodys_way(control: Control, toys: Toys) -> 
 
 @as_root
 def test_file_that_may_be_read_only_is_not_broken() -> None:
-    """A user who may read the ledgers and not write them is told so; a ledger that he may not read stays a problem."""
+    """A user who may read but not write the ledgers is told so; a ledger that cannot be read stays a problem."""
     folder = Path(tempfile.mkdtemp(prefix="kvcached-test-"))
     try:
         folder.chmod(0o755)

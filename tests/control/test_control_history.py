@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from kvcached.arguments import MAX_NOTE_BYTES
 from kvcached.control.diagnosis.ledger_directory import LEDGER_BYTES
-from kvcached.control.diagnosis.ledgers import SLOTS
 from kvcached.control.queries.publication_history import RECORDS
 from kvcached.ledger import binding
 from kvcached.ledger.contents import AuditRecord
@@ -108,6 +107,6 @@ def test_numbers_agree_with_the_library(control: Control, toys: Toys) -> None:
     """What this package repeats of the library's numbers is what the library has."""
     toys.start("chat")
     library = binding._load().lib
-    assert (SLOTS, RECORDS, LEDGER_BYTES) == (library.KVL_SLOTS, library.KVL_AUDIT_RECORDS, library.KVL_FILE_BYTES)
+    assert (RECORDS, LEDGER_BYTES) == (library.KVL_AUDIT_RECORDS, library.KVL_FILE_BYTES)
     assert library.KVL_NOTE_BYTES - 1 == MAX_NOTE_BYTES
     assert os.path.getsize(control.directory / "cpu-0.ledger") == LEDGER_BYTES

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.commands import AS_USER, PATIENCE_S, run, wait_for
 
+from kvcached.control.queries import waiting
 from kvcached.control.queries.waiting import ABSENCE_S, wait_until_applied
 from kvcached.ledger.publication import publish
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from kvcached.ledger.publication import PublicationResult
 
+SOON_S = 0.4
+"""How long what is gone for good is waited for here, where nothing could bring it back."""
 NO_LOCKS = Path(AS_USER).with_name("no_locks.py")
 
 
@@ -48,22 +51,22 @@ class Waiting(threading.Thread):
 
 
 def test_replica_that_lost_its_ledger_is_waited_for(control: Control, toys: Toys) -> None:
-    """While the first replica is slow, another one whose ledger is removed registers anew, and did not end."""
+    """While the first replica is slow, another one whose ledger is removed registers again, and did not end."""
     slow = toys.start("chat", gpus="GPU-0")
     toys.start("chat", gpus="GPU-1", first_replica=1)
     slow.send_signal(signal.SIGSTOP)
-    waiting = Waiting(control)
-    waiting.start()
+    wait = Waiting(control)
+    wait.start()
     (control.directory / "GPU-1.ledger").unlink()
     wait_for(lambda: len(control.json("status")["instances"][0]["replicas"]) == 2, "second registration")
     time.sleep(ABSENCE_S + 1)
     slow.send_signal(signal.SIGCONT)
-    result = waiting.end()
+    result = wait.end()
     assert (result.applied, result.engine_ended, result.warnings) == (True, False, ())
 
 
 def test_restart_drops_the_publication(control: Control, toys: Toys) -> None:
-    """An engine that was started anew under the same name does not have the publication, and that ends the wait."""
+    """An engine that was started again under the same name does not have the publication, and that ends the wait."""
     first = toys.start("chat", trouble="deaf")
     published = publish(5000, "chat", str(control.directory))
     first.kill()
@@ -76,8 +79,9 @@ def test_restart_drops_the_publication(control: Control, toys: Toys) -> None:
     assert result.waited_s < PATIENCE_S
 
 
-def test_end_of_the_engine_ends_the_wait(control: Control, toys: Toys) -> None:
+def test_end_of_the_engine_ends_the_wait(control: Control, toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that ends and does not come back is told as ended, long before the time is over."""
+    monkeypatch.setattr(waiting, "ABSENCE_S", SOON_S)
     engine = toys.start("chat", trouble="deaf")
     published = publish(5000, "chat", str(control.directory))
     engine.kill()
@@ -91,25 +95,26 @@ def test_directory_that_is_away_for_a_moment_is_waited_for(control: Control, toy
     """A directory that is gone and comes back, as a file may, ends no wait."""
     engine = toys.start("chat")
     engine.send_signal(signal.SIGSTOP)  # it would make the directory again
-    waiting = Waiting(control)
-    waiting.start()
+    wait = Waiting(control)
+    wait.start()
     away = control.directory.with_name("away")
     control.directory.rename(away)
     time.sleep(ABSENCE_S / 3)
     away.rename(control.directory)
     engine.send_signal(signal.SIGCONT)
-    result = waiting.end()
+    result = wait.end()
     assert (result.applied, result.engine_ended, result.warnings) == (True, False, ())
 
 
-def test_directory_that_stays_away_ends_the_wait(control: Control, toys: Toys) -> None:
+def test_directory_that_stays_away_ends_the_wait(control: Control, toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory that does not come back is named as the reason."""
+    monkeypatch.setattr(waiting, "ABSENCE_S", SOON_S)
     engine = toys.start("chat")
     engine.send_signal(signal.SIGSTOP)
-    waiting = Waiting(control)
-    waiting.start()
+    wait = Waiting(control)
+    wait.start()
     control.directory.rename(control.directory.with_name("away"))
-    result = waiting.end()
+    result = wait.end()
     assert (result.applied, result.engine_ended) == (False, True)
     assert f"ledger directory {control.directory} cannot be opened" in result.warnings[0]
 
@@ -129,10 +134,11 @@ def test_newer_publication_of_the_same_limit_is_as_good(control: Control, toys: 
 
 WAIT_IN_A_SANDBOX = f"""
 import json, sys
-from kvcached.control.queries.waiting import wait_until_applied
+from kvcached.control.queries import waiting
 from kvcached.ledger.publication import MemberResult, PublicationResult
 published = PublicationResult("accepted", "chat", 5000, 1, (MemberResult("cpu-0", 0, "published", 1, 5000, None),))
-result = wait_until_applied(published, sys.argv[1], {ABSENCE_S + 1})
+waiting.ABSENCE_S = {SOON_S}
+result = waiting.wait_until_applied(published, sys.argv[1], {SOON_S + 1})
 print(json.dumps([result.applied, result.engine_ended, *result.warnings]))
 """
 

@@ -125,7 +125,7 @@ def test_engines_are_found_while_bells_ring_all_the_time(control: Control, toys:
 
 
 def test_mistyped_instance_is_told(control: Control, toys: Toys) -> None:
-    """Who watches an instance that is not there is told so, with the names there are, and sees it when it comes."""
+    """A user who watches a missing instance is told so, with the live names, and sees it when it starts."""
     toys.start("chat")
     with watching(control, "--json", "--instance", "chta", "--interval", "0.1") as process:
         assert process.stderr is not None
@@ -196,7 +196,7 @@ def test_closed_pipe_ends_it_quietly(control: Control, toys: Toys) -> None:
 
 
 def test_terminal_is_left_as_it_was(control: Control, toys: Toys) -> None:
-    """On a terminal it draws on a screen of its own, and Ctrl-C brings back what stood there, with the last board."""
+    """On a terminal it draws on a screen of its own, and Ctrl-C brings back the earlier content, and the last table."""
     toys.start("chat")
     for ending in (signal.SIGINT, signal.SIGTERM):
         ours, theirs = pty.openpty()

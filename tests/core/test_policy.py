@@ -54,7 +54,7 @@ def test_active_tokens_are_not_touched() -> None:
 
 
 def test_big_drop_goes_in_equal_chunks() -> None:
-    """A drop is worked off in steps of the same number of tokens, visibly, until it is done."""
+    """A drop is evicted in steps of the same number of tokens, visibly, until it is complete."""
     cache = ToyCache(idle=1600)
     policy = RetentionPolicy(cache, -1, chunk_tokens=320)
     policy.update(Update(1, 0))

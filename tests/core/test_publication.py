@@ -61,7 +61,7 @@ def test_limit_out_of_range(limit: int, ledger_dir: Path, subscribe: Subscribe) 
 
 @pytest.mark.parametrize("limit", [-1, 0, 1, MAX_LIMIT_TOKENS])
 def test_accepted_stands_in_every_member(limit: int, ledger_dir: Path, subscribe: Subscribe) -> None:
-    """An accepted limit stands in every member under the next revision, exactly as given."""
+    """An accepted limit is stored in every member under the next revision, exactly as given."""
     subscribe(gpus=tuple(f"GPU-{index}" for index in range(8)))
     for revision in (1, 2):
         result = set_prefix_cache_retention_limit(limit, instance_name="engine", ledger_dir=ledger_dir)
@@ -190,7 +190,7 @@ def test_publisher_that_was_overtaken_takes_a_revision_of_its_own(
 
 
 def test_overtaken_publisher_that_may_not_restart_writes_nothing(ledger_dir: Path, subscribe: Subscribe) -> None:
-    """With if_revision a publication that was overtaken is superseded, and leaves what stands."""
+    """With if_revision a publication that was overtaken is superseded, and leaves the stored limit."""
     subscribe()
     taken = publish_late(ledger_dir, lambda *_: publish(5, "engine", str(ledger_dir)), may_restart=False)
     assert taken[1] == ["superseded"] * 2
@@ -287,7 +287,7 @@ def test_revisions_can_run_out(ledger_dir: Path, subscribe: Subscribe) -> None:
 
 
 def test_a_word_is_only_ever_raised(ledger_dir: Path, subscribe: Subscribe) -> None:
-    """Raising to an equal or lower revision changes nothing and returns what stands there."""
+    """Raising to an equal or lower revision changes nothing and returns what is stored there."""
     subscribe(gpus=("cpu-0",))
     with LedgerDirectory(str(ledger_dir), writable=True) as directory:
         handle = directory.open("cpu-0").handle
@@ -319,7 +319,7 @@ def test_two_live_engines_of_one_name_are_said(
     subscribe(gpus=("cpu-1",))
     result = publish(5, "engine", str(ledger_dir))
     assert result.status == "unavailable"
-    assert "two live engines call themselves 'engine'" in result.warnings[0]
+    assert "two live engines are named 'engine'" in result.warnings[0]
 
 
 def test_advice_comes_with_the_result(ledger_dir: Path, subscribe: Subscribe) -> None:
@@ -337,7 +337,7 @@ def test_advice_comes_with_the_result(ledger_dir: Path, subscribe: Subscribe) ->
 
 
 def test_publication_leaves_a_record(ledger_dir: Path, subscribe: Subscribe) -> None:
-    """Who published what, over what and why stands in the ledger, for the last 64 publications."""
+    """The ledger records who published what, over what and why, for the last 64 publications."""
     subscribe(gpus=("cpu-0",))
     for limit in range(72):
         publish(limit, "engine", str(ledger_dir), note=f"step {limit}")

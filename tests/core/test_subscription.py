@@ -120,7 +120,7 @@ def test_applied_updates_are_logged_once_each_in_words(
 def test_half_a_publication_is_not_taken_and_completes_later(
     subscribe: Callable[..., Subscription], ledger_dir: Path
 ) -> None:
-    """A publication met half-way is not applied, is looked at again, and is applied once it stands in all members."""
+    """A publication met half-way is read again, and is applied once it is stored in all members."""
     subscription = subscribe()
     raw_raise(ledger_dir, "cpu-1", Update(1, 7))  # the last member first, as no honest publisher would
     assert poll_now(subscription) is None
@@ -457,7 +457,7 @@ def test_wait_on_a_cut_ledger_sleeps_and_keeps_its_deadline(
 def test_truncated_ledger_does_not_end_the_process(
     subscribe: Callable[..., Subscription], ledger_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file cut to nothing raises no SIGBUS: polls and reports go on, and the loss is said."""
+    """A file truncated to nothing raises no SIGBUS: polls and reports go on, and the loss is reported."""
     subscription = subscribe()
     policy = RetentionPolicy(ToyCache(), 16000)
     os.truncate(ledger_dir / "cpu-1.ledger", 0)

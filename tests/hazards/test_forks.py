@@ -54,6 +54,6 @@ def test_children_of_a_busy_process_never_hang(tmp_path: Path) -> None:
     """Forked beside a working watcher and two publishing threads, children look, report nothing, and end."""
     directory = tmp_path / "ledgers"
     directory.mkdir(mode=0o700)
-    command = [sys.executable, "-W", "ignore", "-c", FORKS_BESIDE_ITS_WATCHER, str(directory), "300"]
+    command = [sys.executable, "-W", "ignore", "-c", FORKS_BESIDE_ITS_WATCHER, str(directory), "100"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (result.returncode, result.stdout) == (0, "all came back\n"), result.stderr

@@ -61,7 +61,7 @@ def engine(ledger_dir: Path) -> Iterator[Engine]:
 
 
 def seal(engine: Engine) -> None:
-    """Seal the first slot's identity anew, as a peer does that knows the format."""
+    """Seal the first slot's identity again, as a peer that knows the format can."""
     incarnation, registered_ns = struct.unpack_from("=QQ", engine.memory, SLOTS_AT + 136)
     inner = sealed(0, struct.pack("=QQ", incarnation, registered_ns))
     struct.pack_into("=Q", engine.memory, SLOTS_AT + 152, sealed(inner, engine.memory[SLOTS_AT : SLOTS_AT + 128]))
@@ -88,7 +88,7 @@ def test_absurd_member_counts_cost_callers_nothing(engine: Engine, ledger_dir: P
 
 
 def test_texts_reach_no_terminal_as_commands(engine: Engine, ledger_dir: Path) -> None:
-    """Escape sequences and line breaks that stand in a slot are not what readers get."""
+    """Escape sequences and line breaks in a slot do not reach readers."""
     engine.memory[SLOTS_AT + 64 : SLOTS_AT + 80] = b"\x1b]0;owned\x07\n\xff\0\0\0\0"
     seal(engine)
     (instance,) = get_instances(ledger_dir)
@@ -97,7 +97,7 @@ def test_texts_reach_no_terminal_as_commands(engine: Engine, ledger_dir: Path) -
 
 
 def test_random_bytes_in_all_slots_harm_nobody(engine: Engine, ledger_dir: Path) -> None:
-    """Whatever stands behind the stamp of a ledger, an engine steps on and callers get an answer."""
+    """Whatever follows the stamp of a ledger, an engine keeps stepping and callers get an answer."""
     seed = random.SystemRandom().randrange(2**32)
     print("seed", seed)
     generator = random.Random(seed)
@@ -126,7 +126,7 @@ def test_limit_without_meaning_is_never_applied(engine: Engine, ledger_dir: Path
 
 
 def test_changed_identity_takes_the_slot_out_of_every_list(engine: Engine, ledger_dir: Path) -> None:
-    """A slot whose identity was changed without its seal is nobody's, and its engine registers anew."""
+    """A slot whose identity was changed without its seal has no owner, and its engine registers again."""
     engine.memory[SLOTS_AT : SLOTS_AT + 4] = b"evil"
     assert get_instances(ledger_dir)[0].name == "engine"  # by its other member
     assert publish(64, "evil", str(ledger_dir)).status == "unavailable"

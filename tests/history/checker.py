@@ -78,7 +78,7 @@ class History:
 
 
 class Stay(NamedTuple):
-    """How long a word stood in one member: set between ``earliest`` and ``set_end``, replaced before ``latest``."""
+    """How long a word was in one member: set between ``earliest`` and ``set_end``, replaced before ``latest``."""
 
     earliest: int
     set_end: int
@@ -171,7 +171,7 @@ def _stays_of(initial: Word, writes: list[Raise]) -> dict[Word, Stay]:
 
 
 def _common(stays: Stays, word: Word) -> tuple[int, int] | None:
-    """Return the longest time in which ``word`` may have stood in all members; None if there is none."""
+    """Return the longest time in which ``word`` may have been in all members; None if there is none."""
     found = [stay.get(word) for stay in stays]
     known = [stay for stay in found if stay is not None]
     if len(known) < len(found):
@@ -181,7 +181,7 @@ def _common(stays: Stays, word: Word) -> tuple[int, int] | None:
 
 
 def _check_polls(history: History, stays: Stays, problems: list[str]) -> None:
-    """I1 for every pair offered, and no pair is passed over that stood everywhere during a whole poll."""
+    """I1 for every pair offered, and no pair is skipped that was stored everywhere during a whole poll."""
     certain = sorted(
         (max(stay[word].set_end for stay in stays), min(stay[word].replaced_start for stay in stays), word)
         for word in set.intersection(*(set(stay) for stay in stays))
@@ -230,7 +230,7 @@ def _check_applies(history: History, stays: Stays, problems: list[str]) -> None:
 
 
 def _check_end(history: History, problems: list[str]) -> None:
-    """I4: without further publications all members are equal, and every rank holds to what stands in them."""
+    """I4: without further publications all members are equal, and every rank has applied what they store."""
     if len(set(history.final)) > 1:
         problems.append(f"I4: the members end apart: {history.final}")
         return

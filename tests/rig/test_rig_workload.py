@@ -84,7 +84,7 @@ def bytes_of(*lines: object) -> bytes:
     ],
 )
 def test_number_that_only_a_parser_likes_is_refused_in_plain_words(tmp_path: Path, line: object, words: str) -> None:
-    """What is no number of the format is refused with file, line and what stands there."""
+    """A value that is not a number of the format is refused with file, line and text."""
     with pytest.raises(TraceError, match=rf"trace\.jsonl, line 2: .*{words}"):
         read_trace(write_trace(tmp_path, {**LINE, "timestamp": 0}, line))
 
@@ -137,7 +137,7 @@ def test_file_that_is_something_else_is_told(tmp_path: Path, content: bytes, wor
 
 
 def test_hash_ids_of_another_block_size(tmp_path: Path) -> None:
-    """With a block size given, a hash id stands for that many tokens."""
+    """With a block size given, a hash id covers that many tokens."""
     line = {"timestamp": 0, "input_length": 33, "output_length": 40, "hash_ids": [7, 8, 9]}
     (arrival,) = read_trace(write_trace(tmp_path, line), block_tokens=16)
     assert arrival.request.content[:2] == (7, 8)
@@ -194,7 +194,7 @@ def arrivals(*times_ms: float) -> list[Arrival]:
 
 
 def test_feed_follows_time_stamps() -> None:
-    """With a speed, requests arrive when their time stamps divided by it have passed, however many are in work."""
+    """With a speed, requests arrive when their time stamps divided by it have passed, however many are in progress."""
     feed = Feed(arrivals(0, 1000, 2000), speed=10)
     feed.start(50.0)
     assert [one.index for one in feed.take(50.0, 10_000)] == [0]

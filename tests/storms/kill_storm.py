@@ -10,342 +10,36 @@ one undisturbed publication has to be accepted and applied (I4), whatever the de
 from __future__ import annotations
 
 import argparse
-import ctypes
-import hashlib
 import json
 import logging
-import mmap
 import os
-import pickle
 import random
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from children import fork
+from storm_engine import run_engine
+from storm_reader import run_reader
+from storm_record import CAPS, COUNTERS, GPUS, LIMITS, VICTIMS_AT_ONCE, WATCHERS, Shared
+from storm_victims import LIFETIME_S, VICTIMS, WEIGHTS, die_after
 
-from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.instances import get_instances
 from kvcached.ledger.publication import publish
-from kvcached.ledger.subscription import Subscription
-from kvcached.light_dataclasses import replace
-from kvcached.policy import RetentionPolicy
-from kvcached.values import UNLIMITED, Bound, BoundReport, Identity, Outcome, Report, Update
+from kvcached.values import Bound, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcached.ledger.contents import Slot
-    from kvcached.ledger.instances import ReplicaStatus
-
-GPUS = tuple(f"cpu-{index}" for index in range(8))
-RANKS = 3
-STARTUP_LIMIT = 16000
-BLOCK_TOKENS = 16
-VICTIMS_AT_ONCE = 4
-WATCHERS = 3
-LANES = WATCHERS + VICTIMS_AT_ONCE
 KILLS_PER_STORM = 400
 HEAL_S = 20.0
 RIG_PAUSE_S = 20.0
 SPEAK_S = 30.0
-LIMITS = (UNLIMITED, 0, 1, 100, 5_000, 50_000, 2**31 - 1)
-CAPS = (2, 200, 6_000, 60_000, 2**31 - 2)
-NUMBERS = {Bound.LIMIT: LIMITS, Bound.CAP: CAPS}
-"""What is published of each bound: nothing that is published of the other."""
-
-COUNTERS = ("publications", "accepted", "applied", "splits", "healed", "looks")
-QUIET_OUTCOMES = {Outcome.APPLYING, Outcome.HELD, Outcome.EVICTION_FAILED}
-
-
-class Shared:
-    """Counters and violations that all processes of a storm write. Each process counts in a lane of its own."""
-
-    def __init__(self, directory: str) -> None:
-        self._memory = mmap.mmap(-1, 8 * len(COUNTERS) * LANES)
-        self._violations = os.open(f"{directory}/violations", os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
-        self._path = f"{directory}/violations"
-        self.lane = 0
-
-    def add(self, name: str, count: int = 1) -> None:
-        """Count something."""
-        at = 8 * (self.lane * len(COUNTERS) + COUNTERS.index(name))
-        struct.pack_into("<Q", self._memory, at, struct.unpack_from("<Q", self._memory, at)[0] + count)
-
-    def get(self, name: str) -> int:
-        """Return a count."""
-        lanes = struct.unpack_from(f"<{len(COUNTERS) * LANES}Q", self._memory)
-        return sum(lanes[COUNTERS.index(name) :: len(COUNTERS)])
-
-    def violate(self, text: str) -> None:
-        """Write a violation down."""
-        os.write(self._violations, f"{text}\n".encode())
-
-    def violations(self) -> list[str]:
-        """Return what was written down."""
-        return Path(self._path).read_text(encoding="utf-8").splitlines()
-
-
-def identity(name: str) -> Identity:
-    """Return who an engine of the storm is."""
-    return Identity(name, "storm", "1", 0, RANKS, 1, STARTUP_LIMIT, BLOCK_TOKENS)
-
-
-# The engine under watch
-
-
-class Cache:
-    """A cache of blocks: enough to see that nothing in use is evicted, and what was evicted in which order."""
-
-    block_tokens = BLOCK_TOKENS
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self.idle: list[int] = []
-        self.active: list[int] = []
-        self._next = 0
-        self.digest = hashlib.sha256()
-
-    def idle_tokens(self) -> int:
-        """Return the tokens of idle blocks."""
-        return len(self.idle) * BLOCK_TOKENS
-
-    def active_tokens(self) -> int:
-        """Return the tokens of blocks in use."""
-        return len(self.active) * BLOCK_TOKENS
-
-    def capacity_tokens(self) -> int:
-        """Return the size."""
-        return 1_000_000
-
-    def evict(self, tokens: int) -> int:
-        """Evict from the oldest on."""
-        blocks = min(len(self.idle), -(-tokens // BLOCK_TOKENS))
-        for block in self.idle[:blocks]:
-            self.digest.update(struct.pack("<I", block))
-        del self.idle[:blocks]
-        return blocks * BLOCK_TOKENS
-
-    def work(self) -> None:
-        """Take some blocks into use, as requests do."""
-        for _ in range(self._random.randrange(60)):
-            self._next = (self._next + 1) % 2**32
-            self.active.append(self._next)
-
-    def release(self) -> None:
-        """Give all blocks back."""
-        self.idle += self.active
-        self.active.clear()
-        del self.idle[: max(0, len(self.idle) - 4000)]
-
-
-class Rank:
-    """One rank: cache and policy, stepped with what rank 0 took."""
-
-    def __init__(self, seed: int, shared: Shared) -> None:
-        self.cache = Cache(seed)
-        self.policy = RetentionPolicy(self.cache, STARTUP_LIMIT, chunk_tokens=20_000)
-        self.cap = BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.STARTUP, "")
-        self._shared = shared
-
-    def step(self, update: Update | None) -> bytes:
-        """Do one step and return the digest of everything evicted so far."""
-        self.cache.work()
-        before = list(self.cache.active)
-        if update is not None and update.bound is Bound.LIMIT:
-            self.policy.update(update)
-        elif update is not None:
-            self.cap = BoundReport(update, update.revision, Outcome.APPLIED, "")
-        self.policy.on_step()
-        if self.cache.active != before:
-            self._shared.violate("I5: an active block was evicted")
-        self.cache.release()
-        self.policy.on_release()
-        limit = self.policy.limit_tokens
-        allowed = max(limit, BLOCK_TOKENS) if limit > 0 else limit
-        if limit >= 0 and self.cache.idle_tokens() > allowed and self.policy.report().outcome not in QUIET_OUTCOMES:
-            self._shared.violate(f"I6: {self.cache.idle_tokens()} idle tokens under the limit {limit}")
-        return self.cache.digest.digest()
-
-    def report(self) -> Report:
-        """Return what the engine says of both bounds."""
-        return replace(self.policy.report(), cap=self.cap)
-
-
-def run_rank(seed: int, shared: Shared, others_end: socket.socket, link: socket.socket) -> None:
-    """Work off what rank 0 sends, in order. The other end is rank 0's alone, or its death would not be seen."""
-    others_end.close()
-    rank = Rank(seed, shared)
-    with suppress(ConnectionError), link.makefile("rwb") as stream:  # a killed engine resets it
-        while header := stream.read(4):
-            update = pickle.loads(stream.read(struct.unpack("<I", header)[0]))  # noqa: S301 - from rank 0 alone
-            stream.write(rank.step(update))
-            stream.flush()
-
-
-def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
-    """Serve as the instance "target" until the storm is over."""
-    subscription = Subscription(identity("target"), GPUS, ledger_dir)
-    subscription.start()
-    links = []
-    for _ in range(1, RANKS):
-        ours, theirs = socket.socketpair()
-        fork(partial(run_rank, seed, shared, ours, theirs))
-        theirs.close()
-        links.append(ours.makefile("rwb"))
-    rank = Rank(seed, shared)
-    subscription.acknowledge(rank.report())
-    with LedgerDirectory(ledger_dir, writable=False) as directory:
-        handles = [directory.open(gpu).handle for gpu in sorted(GPUS)]
-        slots = [next(i for i, slot in h.live_slots() if slot.identity.instance_name == "target") for h in handles]
-        while True:
-            update = subscription.poll() if subscription.wait(time.monotonic() + 0.005) else None
-            if update is not None:
-                found = [handle.read_slot(index) for handle, index in zip(handles, slots, strict=True)]
-                check_applied(update, rank.report(), found, shared)
-            message = pickle.dumps(update)
-            for link in links:
-                link.write(struct.pack("<I", len(message)) + message)
-                link.flush()
-            digest = rank.step(update)
-            if any(link.read(32) != digest for link in links):
-                shared.violate("I3: ranks evicted different blocks")
-            subscription.acknowledge(rank.report())
-
-
-def check_applied(update: Update, report: Report, slots: list[Slot | None], shared: Shared) -> None:
-    """Check I1 and I2 for a pair that is about to be applied, by what stands in the files."""
-    shared.add("applied")
-    if update.limit_tokens not in NUMBERS[update.bound]:
-        shared.violate(f"{update} was published of the other bound")
-    settled = report.of(update.bound).settled_revision
-    if update.revision <= settled:
-        shared.violate(f"I2: {update} after {settled}")
-    for slot in slots:
-        desired = None if slot is None else slot.desired_of(update.bound)
-        if desired is None or desired.revision < update.revision:
-            shared.violate(f"I1: {update} does not stand in all members: {desired}")
-        elif desired.revision == update.revision and desired != update:
-            shared.violate(f"I1: {update} stands as {desired} in a member")
-
-
-def run_reader(ledger_dir: str, shared: Shared) -> None:
-    """Look at the instance again and again: words only rise, and a revision of a bound means one number."""
-    limits: dict[Bound, dict[int, int]] = {bound: {} for bound in Bound}
-    newest = {bound: dict.fromkeys(GPUS, 0) for bound in Bound}
-    applied, split = dict.fromkeys(Bound, 0), False
-    while True:
-        (status,) = [instance for instance in get_instances(ledger_dir) if instance.name == "target"] or [None]
-        if status is None or len(status.replicas[0].members) != len(GPUS):
-            shared.violate(f"the live instance was not seen whole: {status}")
-            continue
-        replica = status.replicas[0]
-        for bound in Bound:
-            check_members(replica, bound, newest[bound], limits[bound], shared)
-            now = replica.cap.applied if bound is Bound.CAP else replica.applied
-            if now.revision < applied[bound]:
-                shared.violate(f"applied {bound.value} went back from {applied[bound]} to {now.revision}")
-            if limits[bound].get(now.revision, now.limit_tokens) != now.limit_tokens:
-                shared.violate(f"{now} was applied, which was never published")
-            applied[bound] = now.revision
-        if replica.split and not split:
-            shared.add("splits")
-        if split and not replica.split:
-            shared.add("healed")
-        split = replica.split
-        shared.add("looks")
-        time.sleep(0.002)
-        for bound, known in limits.items():
-            for revision in [revision for revision in known if revision < min(newest[bound].values()) - 100]:
-                del known[revision]
-
-
-def check_members(
-    replica: ReplicaStatus, bound: Bound, newest: dict[str, int], limits: dict[int, int], shared: Shared
-) -> None:
-    """Check that no word of ``bound`` went back, and that none of its revisions has two limits."""
-    for member in replica.members:
-        word = member.cap if bound is Bound.CAP else Update(member.revision, member.limit_tokens)
-        if word.revision < newest[member.gpu]:
-            shared.violate(f"{member.gpu} went back from {bound.value} {newest[member.gpu]} to {word.revision}")
-        newest[member.gpu] = word.revision
-        if limits.setdefault(word.revision, word.limit_tokens) != word.limit_tokens:
-            shared.violate(f"revision {word.revision} of the {bound.value} has two numbers")
-
-
-# Victims
-
-
-def be_publisher(ledger_dir: str, generator: random.Random, shared: Shared) -> None:
-    """Publish one thing after the other, limits and caps."""
-    while True:
-        shared.add("publications")
-        bound = generator.choice(tuple(Bound))
-        if publish(generator.choice(NUMBERS[bound]), "target", ledger_dir, bound=bound, note="storm").accepted:
-            shared.add("accepted")
-
-
-def be_subscriber(ledger_dir: str, generator: random.Random, _shared: Shared) -> None:
-    """Register in all ledgers, poll, report and leave, again and again."""
-    policy = RetentionPolicy(Cache(1), STARTUP_LIMIT)
-    while True:
-        subscription = Subscription(identity(f"sub-{os.getpid()}"), GPUS, ledger_dir)
-        subscription.start()
-        for _ in range(generator.randrange(20)):
-            subscription.poll()
-            subscription.acknowledge(policy.report())
-            policy.on_step()
-        subscription.close()
-
-
-def be_forking_engine(ledger_dir: str, _generator: random.Random, _shared: Shared) -> None:
-    """Register, then fork ranks that live on after this process is killed."""
-    subscription = Subscription(identity(f"fork-{os.getpid()}"), GPUS, ledger_dir)
-    subscription.start()
-    for _ in range(2):
-        fork(partial(time.sleep, 0.2))
-    while True:
-        subscription.wait(time.monotonic() + 1)
-
-
-VICTIMS: dict[str, Callable[[str, random.Random, Shared], None]] = {
-    "publisher": be_publisher,
-    "subscriber": be_subscriber,
-    "forking engine": be_forking_engine,
-}
-WEIGHTS = (80, 15, 5)
-LIFETIME_S = {"publisher": 0.006, "subscriber": 0.012, "forking engine": 0.05}
-
-
-class _SignalEvent(ctypes.Structure):
-    _fields_ = (
-        ("value", ctypes.c_void_p),
-        ("number", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("pad", ctypes.c_char * 48),
-    )
-
-
-_SIGEV_SIGNAL = 0
-
-
-def die_after(seconds: float, clock: int) -> None:
-    """Let the kernel send SIGKILL to this process after so much time of a clock, wherever it is then."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    event = _SignalEvent(None, signal.SIGKILL, _SIGEV_SIGNAL, b"")
-    timer = ctypes.c_void_p()
-    span = (ctypes.c_long * 4)(0, 0, 0, max(1, int(seconds * 1e9)))
-    if libc.timer_create(clock, ctypes.byref(event), ctypes.byref(timer)) or libc.timer_settime(timer, 0, span, None):
-        raise OSError(ctypes.get_errno(), "no timer")
 
 
 class Storm:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,13 +35,13 @@ def test_figures_of_a_storm_add_up_over_runs(tmp_path: Path) -> None:
     assert '"runs": 2' in state.read_text()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the embedded engine needs torch")
+@pytest.mark.needs_module("torch")
 def test_a_short_soak_leaves_all_ranks_equal() -> None:
     """Some seconds of chaos around an engine under load end with equal ranks and the last limit in force."""
-    assert "digests equal on 4 ranks" in run("soak.py", "--minutes", "0.15")
+    assert "digests equal on 4 ranks" in run("soak.py", "--minutes", "0.1")
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+@pytest.mark.needs_program("gcc", "gcc")
 def test_a_short_storm_in_c_breaks_nothing(tmp_path: Path) -> None:
     """A thousand deaths in the library leave words whole, the dead dead, and publications possible."""
     program = tmp_path / "storm"

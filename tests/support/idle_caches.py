@@ -56,7 +56,7 @@ class IdleCache:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request in work: its prompt, and how much of it was found in the largest cache."""
+    """A request in progress: its prompt, and how much of it was found in the largest cache."""
 
     prompt: tuple[Key, ...]
     found: int

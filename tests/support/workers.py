@@ -10,7 +10,7 @@ from kvcached.ledger.publication import publish
 
 
 def create_once(directory: str) -> tuple[bool, int]:
-    """Create the ledger cpu-0 if nobody did; whether this call made it, and the inode that stands there."""
+    """Create the ledger cpu-0 if nobody did; whether this call made it, and the inode that is there."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         made = binding.create_ledger(fd, "cpu-0.ledger", 0o600)

@@ -10,7 +10,7 @@ from importlib import import_module
 from kvcached import __version__
 from kvcached.control import exit_codes
 from kvcached.control.commands.standard_streams import standard_streams
-from kvcached.control.rendering.text import DEFAULT_WIDTH, complain, printable, width_of
+from kvcached.control.rendering.text import DEFAULT_WIDTH, complain, width_of
 from kvcached.errors import KvcachedError
 from kvcached.settings import SettingsError
 
@@ -93,7 +93,7 @@ def _run(words: Sequence[str], output: Stream) -> int:
         return int(arguments.run(arguments))
     except SystemExit as end:  # how the parser ends, after a usage error or the help
         if isinstance(end, _UsageError):
-            print(f"{end.prog}: {printable(end.message)}; {_what_to_write(words, end.prog)}", file=sys.stderr)
+            complain(f"{end.message}; {_what_to_write(words, end.prog)}", end.prog)
         return end.code if isinstance(end.code, int) else exit_codes.USAGE
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED

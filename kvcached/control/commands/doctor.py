@@ -1,4 +1,4 @@
-"""``kvcached-control doctor``: find out what stands in the way of controlling an engine."""
+"""``kvcached-control doctor``: find out why an engine is not controlled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_json, add_ledger_dir, process_id
+from kvcached.printable_text import printable
 from kvcached.settings import choose_ledger_dir
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ def _print(finding: Finding) -> None:
     colour = text.wants_colour(sys.stdout)
     style = {"ok": text.GOOD, "note": text.FAINT}.get(finding.level, text.BAD)
     level = text.styled(finding.level.ljust(_LEVEL_WIDTH), style, colour=colour)
-    subject = text.styled(text.printable(finding.subject).ljust(_SUBJECT_WIDTH), text.STRONG, colour=colour)
-    said = text.printable(f"{finding.text}; {finding.remedy}" if finding.remedy else finding.text)
+    subject = text.styled(printable(finding.subject).ljust(_SUBJECT_WIDTH), text.STRONG, colour=colour)
+    said = printable(f"{finding.text}; {finding.remedy}" if finding.remedy else finding.text)
     width = text.width_of(sys.stdout)
     indent = _LEVEL_WIDTH + _SUBJECT_WIDTH + 4
     print(f"{level}  {subject}  {_fold(said, width, indent)}", flush=True)

@@ -209,7 +209,7 @@ def _progress(*, json_wanted: bool) -> AbstractContextManager[Shrinking | None]:
 
 
 def exit_code(result: PublicationResult) -> int:
-    """Return the exit code that a result stands for."""
+    """Return the exit code of a result."""
     if result.applied is None or result.applied or not result.accepted:
         return exit_codes.OF_STATUS[result.status]
     if result.rejections:

@@ -43,7 +43,7 @@ def check_directory(path: str, *, named: bool) -> Iterator[Finding]:
 
 
 def _check_access(path: str, status: os.stat_result) -> Iterator[Finding]:
-    """Check what may be done here. A mount that is read-only on purpose, as for monitoring, stands in nobody's way."""
+    """Check what may be done here. A mount that is read-only on purpose, as for monitoring, is no problem."""
     where = describe(status.st_uid, status.st_mode).strip()
     mounted_read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
     problem = directory_problem(status, is_default=path == default_ledger_dir(), writable=not mounted_read_only)

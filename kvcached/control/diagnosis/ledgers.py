@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
 from kvcached.control.queries.directory_view import view_of
 from kvcached.control.rendering.status_remarks import newest_desired, remarks_of
-from kvcached.control.rendering.text import BUSY, limit_text, printable
+from kvcached.control.rendering.text import BUSY, limit_text
 from kvcached.ledger.directory import ADVICE_SUFFIX, SUFFIX, Fault
 from kvcached.ledger.snapshot import look_again, open_snapshot
+from kvcached.printable_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 _OURS = (SUFFIX, ADVICE_SUFFIX, ".new")
 
 FILE = "ledger file"
-SLOTS = 64
 SETTLE_S = 1.0
 """How long an engine may take to settle a publication that was just made before it counts as deaf."""
 
@@ -61,10 +61,9 @@ def _check_files(snapshot: Snapshot) -> Iterator[Finding]:
             continue
         indices = {member.index for member in look.members}
         live += len(indices)
-        # An owner writes its startup limit into the word, so one that is not zero was owned before.
-        dead += sum(1 for index in range(SLOTS) if index not in indices and not look.ledger.handle.is_blank(index))
-        if len(indices) == SLOTS:
-            text = f"{look.path} is full: all {SLOTS} slots belong to live engines"
+        dead += look.ledger.count_ended(indices)
+        if len(indices) == look.ledger.slots:
+            text = f"{look.path} is full: all {len(indices)} slots belong to live engines"
             yield Finding(PROBLEM, FILE, text, "stop some engines, or give new ones another ledger directory")
     count = len(snapshot.ledgers)
     if count:

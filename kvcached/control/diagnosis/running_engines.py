@@ -16,7 +16,7 @@ from kvcached.control.diagnosis.environments import (
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
 from kvcached.control.diagnosis.plugins import GROUPS, excludes_plugin
 from kvcached.control.diagnosis.processes import engine_roots, family, own_processes
-from kvcached.control.rendering.text import printable
+from kvcached.printable_text import printable
 from kvcached.settings import DISABLE_VARIABLE, LEDGER_DIR_VARIABLE, choose_ledger_dir, is_disabled
 
 if TYPE_CHECKING:

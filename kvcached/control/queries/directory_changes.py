@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvcached.control.queries.directory_view import View, view_of
-from kvcached.ledger import ACKNOWLEDGED, PUBLISHED, Handle
+from kvcached.ledger import ACKNOWLEDGED, PUBLISHED
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError, Refusal
+from kvcached.ledger.open_ledger import LISTEN_S
 from kvcached.ledger.snapshot import look_again, look_at
 
 if TYPE_CHECKING:
@@ -17,14 +18,11 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
     from kvcached.ledger.snapshot import Snapshot
 
 LEAST_GAP_S = 0.1
 """How soon one look may follow another: a busy engine reports four times a second, and there may be many."""
-
-SLICE_S = 0.25
-"""How long a listener sleeps at most, which is how long it may take to end."""
 
 
 class Doorbells:
@@ -35,7 +33,7 @@ class Doorbells:
         self._rung = threading.Event()
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=self._listen, args=(ledger.handle, bell), daemon=True)
+            threading.Thread(target=self._listen, args=(ledger, bell), daemon=True)
             for ledger in ledgers
             for bell in (PUBLISHED, ACKNOWLEDGED)
         ]
@@ -48,12 +46,12 @@ class Doorbells:
         self._rung.clear()
         return rung
 
-    def _listen(self, handle: Handle, bell: int) -> None:
+    def _listen(self, ledger: Ledger, bell: int) -> None:
         with suppress(OSError):  # a ledger that was cut rings no more; the look by the clock finds it
-            seen = handle.bell(bell)
+            seen = ledger.bell(bell)
             while not self._stopping.is_set():
-                if handle.wait(bell, seen, time.monotonic() + SLICE_S):
-                    seen = handle.bell(bell)
+                if ledger.wait(bell, seen, time.monotonic() + LISTEN_S):
+                    seen = ledger.bell(bell)
                     self._rung.set()
 
     def __enter__(self) -> Self:

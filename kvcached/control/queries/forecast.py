@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvcached.ledger import NativeLibraryError
 from kvcached.ledger.addressees import Obstacle, look_up, unusable, warnings_for
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
+from kvcached.ledger.results import PublicationStatus
 from kvcached.light_dataclasses import dataclass, replace
 from kvcached.values import Bound, Outcome, kept_tokens
 
@@ -46,9 +47,14 @@ class ReplicaForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a publication to an instance would do; ``status`` is the one it would most likely return."""
+    """What a publication to an instance would do; nothing was written.
 
-    status: str
+    ``status`` is the one it would most likely return, and ``revision`` the one it would take, 0 if none. ``replicas``
+    is empty where nobody would be told; ``warnings`` then say why. ``unchanged``: the limit is desired everywhere
+    already, and with ``if_different`` nothing would be published.
+    """
+
+    status: PublicationStatus
     instance_name: str
     limit_tokens: int
     revision: int
@@ -61,7 +67,7 @@ class Forecast:
         """Return the JSON form."""
         return {
             "dry_run": True,
-            "status": self.status,
+            "status": self.status.value,
             "instance_name": self.instance_name,
             "bound": self.bound.value,
             "limit_tokens": self.limit_tokens,
@@ -83,8 +89,8 @@ class Conditions:
 
 
 def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions: Conditions) -> Forecast:
-    """Return what publishing a limit would do now. Writes nothing; what stands in the way is in the result."""
-    nothing = Forecast("unavailable", instance_name, limit_tokens, 0, bound=conditions.bound)
+    """Return what publishing a limit or a cap would do now. Writes nothing; what would prevent it is in the result."""
+    nothing = Forecast(PublicationStatus.UNAVAILABLE, instance_name, limit_tokens, 0, bound=conditions.bound)
     try:
         # Opened for writing, because that is what the publication would need; nothing is written.
         with LedgerDirectory(ledger_dir, writable=True) as directory:
@@ -94,7 +100,7 @@ def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions:
     except NativeLibraryError as error:
         return _with(nothing, warnings=(str(error),))
     if isinstance(found, Obstacle):
-        return _with(nothing, status=found.status.value, warnings=found.warnings)
+        return _with(nothing, status=found.status, warnings=found.warnings)
     replicas = found.replicas
     unchanged = conditions.different and found.desire(limit_tokens)
     return Forecast(
@@ -109,14 +115,17 @@ def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions:
     )
 
 
-def _status_of(replicas: Sequence[Replica]) -> str:
+def _status_of(replicas: Sequence[Replica]) -> PublicationStatus:
     writable = {member.ledger.writable for replica in replicas for member in replica.members}
     if True not in writable:
-        return "unavailable"
-    return "partial" if False in writable or any(replica.missing for replica in replicas) else "accepted"
+        return PublicationStatus.UNAVAILABLE
+    incomplete = False in writable or any(replica.missing for replica in replicas)
+    return PublicationStatus.PARTIAL if incomplete else PublicationStatus.ACCEPTED
 
 
-def _with(nothing: Forecast, *, warnings: tuple[str, ...], status: str = "unavailable") -> Forecast:
+def _with(
+    nothing: Forecast, *, warnings: tuple[str, ...], status: PublicationStatus = PublicationStatus.UNAVAILABLE
+) -> Forecast:
     return replace(nothing, status=status, warnings=warnings)
 
 

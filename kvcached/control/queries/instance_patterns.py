@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # spelled out, because importing typing costs the command
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
 
 ANY = "*"
 """The pattern of ``--all``."""
@@ -31,7 +31,7 @@ def check_name_or_pattern(text: str) -> str:
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether ``text`` stands for any number of instances."""
+    """Return whether ``text`` may match several instances."""
     return not _WILD.isdisjoint(text)
 
 

@@ -7,6 +7,8 @@ from datetime import datetime, timezone
 from heapq import heappop, heappush
 from itertools import pairwise
 
+from kvcached.ledger.directory import LedgerDirectoryError
+from kvcached.ledger.snapshot import open_snapshot
 from kvcached.light_dataclasses import dataclass
 from kvcached.values import Bound
 
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
 
     from kvcached.ledger import AuditRecord
     from kvcached.ledger.snapshot import Snapshot
+    from kvcached.values import Update
 
-NS = 1_000_000_000
+_NS = 1_000_000_000
 
 RECORDS = 64
 """How many publications a ledger records; a newer one takes the place of the oldest."""
@@ -26,26 +29,51 @@ RECORDS = 64
 
 @dataclass(frozen=True)
 class RecordedPublication:
-    """One publication; ``members`` is how many ledgers recorded it."""
+    """One publication as its publisher recorded it.
 
-    record: AuditRecord
+    ``time`` is by the publisher's clock, in UTC. ``old`` and ``new`` are the pairs before and after it. ``uid``,
+    ``pid`` and ``program`` are what the publisher said of itself, ``note`` is its reason, if it gave one. ``members``
+    is how many of the instance's ledgers recorded it.
+    """
+
+    time: datetime
+    instance_name: str
+    old: Update
+    new: Update
+    uid: int
+    pid: int
+    program: str
+    note: str
     members: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; the time is ISO 8601 in UTC."""
-        record = self.record
         return {
-            "time": datetime.fromtimestamp(record.when_ns / NS, tz=timezone.utc).isoformat(),
-            "instance_name": record.instance_name,
-            "bound": record.after.bound.value,
-            "old": {"revision": record.before.revision, "limit_tokens": record.before.limit_tokens},
-            "new": {"revision": record.after.revision, "limit_tokens": record.after.limit_tokens},
-            "uid": record.uid,
-            "pid": record.pid,
-            "program": record.program,
-            "note": record.note,
+            "time": self.time.isoformat(),
+            "instance_name": self.instance_name,
+            "bound": self.new.bound.value,
+            "old": {"revision": self.old.revision, "limit_tokens": self.old.limit_tokens},
+            "new": {"revision": self.new.revision, "limit_tokens": self.new.limit_tokens},
+            "uid": self.uid,
+            "pid": self.pid,
+            "program": self.program,
+            "note": self.note,
             "members": self.members,
         }
+
+
+def _publication_of(record: AuditRecord, members: int) -> RecordedPublication:
+    return RecordedPublication(
+        datetime.fromtimestamp(record.when_ns / _NS, tz=timezone.utc),
+        record.instance_name,
+        record.before,
+        record.after,
+        record.uid,
+        record.pid,
+        record.program,
+        record.note,
+        members,
+    )
 
 
 @dataclass(frozen=True)
@@ -56,24 +84,38 @@ class PublicationHistory:
     complete: bool
 
 
+def get_publication_history(path: str, instance_name: str | None) -> PublicationHistory:
+    """Return the history that a directory's ledgers hold. Raises :class:`LedgerDirectoryError` if it was not seen."""
+    with open_snapshot(path) as snapshot:
+        if snapshot.fault is not None:
+            raise LedgerDirectoryError(snapshot.reason, snapshot.fault)
+        if snapshot.unseen and not snapshot.ledgers:
+            message = f"no ledger in {path} could be looked at: {'; '.join(snapshot.unseen)}"
+            raise LedgerDirectoryError(message)
+        return read_history(snapshot, instance_name)
+
+
 def read_history(snapshot: Snapshot, instance_name: str | None) -> PublicationHistory:
     """Return the recorded publications, also to instances that have ended since."""
-    records = [list(reversed(ledger.handle.audits())) for ledger in snapshot.ledgers]
+    unread = list(snapshot.unseen)
+    records = []
+    for ledger in snapshot.ledgers:
+        try:
+            records.append(list(reversed(ledger.publications())))
+        except OSError as error:  # it was cut or overwritten a moment ago
+            unread.append(str(error))
     ordered = _in_order(records)
-    shown = tuple(one for one in ordered if instance_name is None or one.record.instance_name == instance_name)
+    shown = tuple(one for one in ordered if instance_name is None or one.instance_name == instance_name)
     full = any(len(record) >= RECORDS for record in records)
-    return PublicationHistory(shown, not full and not _is_behind(shown, snapshot, instance_name))
+    return PublicationHistory(shown, not (unread or full or _is_behind(shown, snapshot, instance_name)))
 
 
 def _is_behind(shown: Sequence[RecordedPublication], snapshot: Snapshot, instance_name: str | None) -> bool:
     """Return whether revisions are in force that the record does not hold, as after a ledger was replaced."""
     recorded: dict[tuple[str, Bound], set[int]] = {}
     for publication in shown:
-        record = publication.record
-        recorded.setdefault((record.instance_name, record.after.bound), {0}).add(record.after.revision)
-    if any(
-        one.record.before.revision not in recorded[one.record.instance_name, one.record.after.bound] for one in shown
-    ):
+        recorded.setdefault((publication.instance_name, publication.new.bound), {0}).add(publication.new.revision)
+    if any(one.old.revision not in recorded[one.instance_name, one.new.bound] for one in shown):
         return True
     members = [member for replica in snapshot.replicas for member in replica.members]
     return any(
@@ -103,7 +145,7 @@ def _in_order(records: Sequence[Sequence[AuditRecord]]) -> list[RecordedPublicat
     while found:
         key = heappop(free) if free else min(found)
         if key in found:
-            ordered.append(RecordedPublication(found.pop(key), members[key]))
+            ordered.append(_publication_of(found.pop(key), members[key]))
             for later in after[key]:
                 waits[later] -= 1
                 if not waits[later]:

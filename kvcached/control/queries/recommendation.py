@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from kvcached.advisor.curve import limit_for, value_at
 from kvcached.advisor.page import STOPPED, PageError
 from kvcached.advisor.page_file import read_page
-from kvcached.control.rendering.text import printable
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.registration import SlotPlace
 from kvcached.ledger.replicas import find_conflict
 from kvcached.ledger.snapshot import look_at
 from kvcached.limits import format_limit
+from kvcached.printable_text import printable
 
 if TYPE_CHECKING:
     from kvcached.advisor.page import Page, PageWindow
@@ -69,7 +69,7 @@ class Curve:
 
     ``model_error`` is the measured rate less the model's at the limits that were in force; it is added to all values.
     ``model_in_use`` is what the model hits on blocks that other requests use, without that addition.
-    ``room_tokens`` is what requests leave of the pool on average: a limit above it is as good as this one.
+    ``room_tokens`` is the pool's average free space beside running requests: a limit above it is as good as this one.
     """
 
     limits: tuple[int, ...]
@@ -92,7 +92,7 @@ class Curve:
 class Advice:
     """What can be said of one replica. Rates are shares of prompt tokens, limits and sizes are tokens.
 
-    ``room_tokens`` is what requests leave of the pool nineteen times in twenty: more is never advised. Figures are None
+    ``room_tokens`` is the pool's free space nineteen times in twenty: more is never advised. Figures are None
     where nothing is known; ``refused`` says why no limit is advised.
     """
 
@@ -217,7 +217,7 @@ def _choose(seen: Advice, curve: Curve, goal: Goal, block_tokens: int) -> Advice
     if beyond > PROMISE:
         seen = _warned(
             seen,
-            f"the pool is too small, not the limit: running requests leave room for {curve.room_tokens:,} idle tokens, "
+            f"the pool is too small, not the limit: running requests take all but {curve.room_tokens:,} tokens, "
             f"and a larger pool would add {beyond:.2f}",
         )
     refused = _refusal(seen, curve, goal)

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 
 from kvcached.ledger import ACKNOWLEDGED
+from kvcached.ledger.open_ledger import LISTEN_S
 from kvcached.ledger.publication import SUPERSEDED, Rejection
 from kvcached.ledger.snapshot import look_again, open_snapshot
 from kvcached.light_dataclasses import dataclass, replace
@@ -15,14 +16,11 @@ TYPE_CHECKING = False  # spelled out, because importing typing costs the command
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvcached.ledger.directory import Ledger
+    from kvcached.ledger.open_ledger import Ledger
     from kvcached.ledger.publication import PublicationResult
     from kvcached.ledger.replicas import Replica
     from kvcached.ledger.snapshot import FileLook, Snapshot
     from kvcached.values import BoundReport
-
-SLICE_S = 0.25
-"""How long one sleep on a doorbell lasts at most; there is one per replica, and only one can be slept on."""
 
 ABSENCE_S = 3.0
 """How long a replica may be away before it counts as ended: one whose ledger was replaced is back within 2 s."""
@@ -53,7 +51,7 @@ def wait_until_applied(
     Returns the result with ``applied``, ``waited_s``, ``rejections`` and ``engine_ended`` filled in; ``warnings`` say
     who lags when the time is over, or who ended. Ends at once if a replica will not apply it or was restarted, or if a
     newer publication decides. A replica whose ledger or directory is away for a moment is waited for, as its engine
-    registers anew; one that cannot be looked at is waited for until the end.
+    registers again; one that cannot be read is waited for until the end.
     Seconds count from ``since``, a ``time.monotonic()``; by default from now.
     """
     started = time.monotonic() if since is None else since
@@ -86,12 +84,12 @@ class _Waiter:
                 return ended
 
     def _watch(self, snapshot: Snapshot) -> PublicationResult | None:
-        """Watch the ledgers of one look at the directory; None when they have to be looked up anew."""
+        """Watch the ledgers of one look at the directory; None when they have to be looked up again."""
         while True:
             try:
-                bells = {ledger.gpu: ledger.handle.bell(ACKNOWLEDGED) for ledger in snapshot.ledgers}
+                bells = {ledger.gpu: ledger.bell(ACKNOWLEDGED) for ledger in snapshot.ledgers}
             except OSError:  # one was cut in this moment: its engine makes a new one
-                time.sleep(max(0.0, min(SLICE_S, self._deadline - time.monotonic())))
+                time.sleep(max(0.0, min(LISTEN_S, self._deadline - time.monotonic())))
                 return None
             if snapshot.fault is None:
                 snapshot = look_again(snapshot.path, snapshot.files)
@@ -105,11 +103,14 @@ class _Waiter:
                 return None
 
     def _sleep(self, ledger: Ledger | None, bells: Mapping[str, int]) -> None:
-        """Sleep until an engine rings, for a slice at most and never beyond the deadline."""
-        slice_end = min(self._deadline, time.monotonic() + SLICE_S)
+        """Sleep until an engine rings, for a slice at most and never beyond the deadline.
+
+        Each replica has a doorbell of its own, and only one can be slept on.
+        """
+        slice_end = min(self._deadline, time.monotonic() + LISTEN_S)
         if ledger is not None and ledger.is_current():
             with suppress(OSError):  # lost in this moment: the rest of the slice is slept
-                ledger.handle.wait(ACKNOWLEDGED, bells[ledger.gpu], slice_end)
+                ledger.wait(ACKNOWLEDGED, bells[ledger.gpu], slice_end)
                 return
         time.sleep(max(0.0, slice_end - time.monotonic()))
 
@@ -166,7 +167,7 @@ class _Waiter:
     def _is_restarted(self, replica: Replica) -> bool:
         """Return whether nothing of the publication is left in a replica: it is not the engine that got it.
 
-        An engine that registers anew carries on what was accepted. One that starts anew begins at revision 0, under the
+        An engine that registers again keeps what was accepted. A new engine begins at revision 0, under the
         same name and maybe the same pid.
         """
         newest = max(member.slot.desired_of(self._bound).revision for member in replica.members)

@@ -19,7 +19,7 @@ _UNITS = ((1_000_000_000, "g"), (1_000_000, "m"), (1000, "k"))
 def curve_lines(advice: Advice, width: int | None) -> list[str]:
     """Return the curve over the logarithm of the limit: ``*`` the model, ``o`` measured, ``A`` the advice.
 
-    ``|`` stands at what requests leave of the pool: beyond it a limit changes nothing.
+    ``|`` marks the free space of the pool: beyond it a limit changes nothing.
     """
     curve = advice.curve
     if curve is None:
@@ -55,7 +55,7 @@ class _Scale:
         return min(self.columns - 1, max(0, round(share * (self.columns - 1))))
 
     def limit(self, column: int) -> float:
-        """Return the limit of a column; the first one stands for limit 0."""
+        """Return the limit of a column; the first one is limit 0."""
         return 0.0 if column == 0 else self.low * float(self.high / self.low) ** (column / (self.columns - 1))
 
     def row(self, rate: float) -> int:

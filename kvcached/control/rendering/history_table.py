@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
-from kvcached.control.queries.publication_history import NS, RECORDS
+from kvcached.control.queries.publication_history import RECORDS
 from kvcached.control.rendering.table import Cell, Table
 from kvcached.control.rendering.text import FAINT, STRONG, limit_text, styled
 from kvcached.values import Bound
@@ -21,17 +19,16 @@ def history_lines(history: PublicationHistory, display: Display, wanted: str | N
     table = Table(left_columns=frozenset({0, 1, 4}))
     table.add(*(Cell(heading, FAINT) for heading in ("INSTANCE", "WHEN", "OLD", "NEW", "WHO")))
     for publication in history.publications:
-        record = publication.record
-        when = datetime.fromtimestamp(record.when_ns / NS, tz=timezone.utc).astimezone()
+        when = publication.time.astimezone()
         table.add(
-            Cell(record.instance_name, STRONG),
+            Cell(publication.instance_name, STRONG),
             Cell(when.isoformat(" ", "seconds").replace("+00:00", "Z")),
-            Cell(limit_text(record.before.limit_tokens)),
-            Cell(f"{_kind(record.after)}r{record.after.revision} {limit_text(record.after.limit_tokens)}"),
-            Cell(f"{_user(record.uid)} {record.program}[{record.pid}]"),
+            Cell(limit_text(publication.old.limit_tokens)),
+            Cell(f"{_kind(publication.new)}r{publication.new.revision} {limit_text(publication.new.limit_tokens)}"),
+            Cell(f"{_user(publication.uid)} {publication.program}[{publication.pid}]"),
         )
-        if record.note:
-            table.remark(f"note: {record.note}", FAINT)
+        if publication.note:
+            table.remark(f"note: {publication.note}", FAINT)
     lines = list(table.lines(display.width, colour=display.colour)) if history.publications else []
     if history.complete:
         return lines or [f"nothing was published{f' to {wanted}' if wanted else ''} yet"]

@@ -127,7 +127,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ReplicaStatus], float]], ...] = (
 
 
 class LedgerCollector(Collector):
-    """Reads the directory anew for each scrape."""
+    """Reads the directory again for each scrape."""
 
     def __init__(self, path: str) -> None:
         """Collect from the ledger directory at ``path``."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvcached.control.rendering.text import BAD, BUSY, FAINT, count, limit_text, pair_text, printable, size
+from kvcached.control.rendering.text import BAD, BUSY, FAINT, count, limit_text, pair_text, size
+from kvcached.printable_text import printable
 from kvcached.values import Outcome, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
@@ -45,7 +46,7 @@ def remarks_of(replica: ReplicaStatus) -> Iterator[tuple[str, str]]:
     if behind.revision > replica.settled_revision and takes:
         yield f"{pair_text(behind.revision, behind.limit_tokens)} is published but not applied yet", BUSY
     limit = replica.applied.limit_tokens
-    if 0 < limit < replica.block_tokens:
+    if kept_tokens(limit, replica.block_tokens) > limit:
         yield f"keeps one block of {replica.block_tokens} tokens, more than the limit of {limit}", BUSY
     yield from _cap(replica)
     if replica.pool_bytes > 0:

@@ -16,12 +16,12 @@ from kvcached.control.rendering.text import (
     can_show,
     count,
     pair_text,
-    printable,
     styled,
     wants_colour,
     width_of,
 )
 from kvcached.light_dataclasses import dataclass
+from kvcached.printable_text import printable
 from kvcached.values import Outcome
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kvcached.control.rendering.text import BAD, printable, styled
+from kvcached.control.rendering.text import BAD, styled
 from kvcached.light_dataclasses import dataclass
+from kvcached.printable_text import printable
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:

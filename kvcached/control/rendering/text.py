@@ -6,6 +6,8 @@ import io
 import os
 import sys
 
+from kvcached.printable_text import printable
+
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from typing import TextIO
@@ -26,26 +28,6 @@ _THOUSAND = 1000
 _KIB = 1024
 
 
-def printable(text: str) -> str:
-    """Return ``text`` on one line and without anything that steers a terminal: the filter for whatever others wrote.
-
-    Control characters, marks that turn the reading direction, line separators and bytes that are no text are shown
-    as their numbers. What is left may be printed to a stream that :func:`harden` prepared, whatever its encoding.
-    """
-    return text if text.isprintable() else "".join(map(_shown, text))
-
-
-def _shown(char: str) -> str:
-    if char.isprintable():
-        return char
-    if _FIRST_UNDECODED <= char <= _LAST_UNDECODED:  # a byte of a file name that is no text
-        return f"\\x{ord(char) - 0xDC00:02x}"
-    return ascii(char)[1:-1]
-
-
-_FIRST_UNDECODED, _LAST_UNDECODED = "\udc80", "\udcff"
-
-
 def harden(stream: TextIO | None) -> None:
     """Let ``stream`` write every text: what its encoding lacks is escaped, and is no error."""
     if isinstance(stream, io.TextIOWrapper):
@@ -57,10 +39,10 @@ def say(message: str) -> None:
     print(printable(message))
 
 
-def complain(message: str) -> None:
+def complain(message: str, program: str = "kvcached-control") -> None:
     """Print one line to standard error, after the program's name; to nobody if there is no standard error."""
     if sys.stderr is not None:
-        print(f"kvcached-control: {printable(message)}", file=sys.stderr, flush=True)
+        print(f"{program}: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def styled(text: str, style: str, *, colour: bool) -> str:

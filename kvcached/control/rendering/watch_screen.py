@@ -1,4 +1,4 @@
-"""The live board on a terminal: its own screen, so that what stood there before comes back at the end."""
+"""The live table on a terminal, on a separate screen, so that the earlier content is back at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from kvcached.control.rendering.status_table import display_of, status_lines
 from kvcached.control.rendering.table import wrapped
-from kvcached.control.rendering.text import BAD, DEFAULT_WIDTH, FAINT, printable, styled
+from kvcached.control.rendering.text import BAD, DEFAULT_WIDTH, FAINT, styled
+from kvcached.printable_text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

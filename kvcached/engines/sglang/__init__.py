@@ -1,15 +1,15 @@
 """The SGLang plugin: entry point group ``sglang.srt.plugins``, name ``kvcached``, object :func:`register`.
 
 SGLang calls :func:`register` in every process that it starts. A process gets the hooks of
-:mod:`kvcached.engines.sglang.hooks`, all of them or none, once it has SGLang's scheduler module, which may be before or
-after the plugins are loaded. The launching process also names its engines.
+:mod:`kvcached.engines.sglang.scheduler_hooks`, all of them or none, once it has SGLang's scheduler module, which may be
+before or after the plugins are loaded. The launching process also names its engines.
 """
 
 from __future__ import annotations
 
-from kvcached.engines.sglang import launching, targets, unsupported
-from kvcached.engines.sglang.hooks import SchedulerHooks
+from kvcached.engines.sglang import hook_places, launching, ungoverned_scheduler
 from kvcached.engines.sglang.importing import when_imported
+from kvcached.engines.sglang.scheduler_hooks import SchedulerHooks
 from kvcached.settings import Settings, SettingsError, is_disabled, read_settings
 
 __all__ = ["register"]
@@ -30,7 +30,7 @@ def register() -> None:
         raise SystemExit(message) from None
     launching.watch_launches(settings)
     waiting = _Installation(settings)
-    when_imported(targets.SCHEDULER_MODULE, waiting.install)
+    when_imported(hook_places.SCHEDULER_MODULE, waiting.install)
     waiting.registering = False
 
 
@@ -44,9 +44,9 @@ class _Installation:
 
     def install(self) -> None:
         """Install all hooks, or report what is missing."""
-        missing = targets.find_missing()
+        missing = hook_places.find_missing()
         if missing:
-            unsupported.report_missing(self._settings, f"this SGLang has no usable {', '.join(missing)}")
+            ungoverned_scheduler.report_missing(self._settings, f"this SGLang has no usable {', '.join(missing)}")
             return
         hooks = SchedulerHooks(self._settings)
         if self.registering:

@@ -13,7 +13,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from kvcached.engines.sglang import unsupported
+from kvcached.engines.sglang import ungoverned_scheduler
 from kvcached.engines.sglang.attaching import attach_around
 from kvcached.engines.sglang.importing import when_imported
 from kvcached.settings import INSTANCE_NAME_VARIABLE
@@ -96,13 +96,13 @@ def _watch_ray(settings: Settings) -> None:
     @contextlib.contextmanager
     def check(*_args: object, **_named: object) -> Iterator[Callable[[Any], None]]:
         if not _actors_load_plugins():
-            unsupported.refuse_or_warn(settings, RAY_REASON)
+            ungoverned_scheduler.refuse_or_warn(settings, RAY_REASON)
         yield _nothing
 
     try:
         attach_around(importlib.import_module(RAY_ENGINE_MODULE).RayEngine, LAUNCH, check)
     except AttributeError:
-        unsupported.refuse_or_warn(settings, RAY_REASON)
+        ungoverned_scheduler.refuse_or_warn(settings, RAY_REASON)
 
 
 def _actors_load_plugins() -> bool:

@@ -1,4 +1,4 @@
-"""Where a scheduler process stands: its replica, its place among the ranks, and the GPUs of its replica."""
+"""The place of a scheduler process: its replica, its index among the ranks, and the GPUs of its replica."""
 
 from __future__ import annotations
 

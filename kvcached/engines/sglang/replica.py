@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from kvcached.engines.sglang.agreement import PATIENCE_S
-from kvcached.engines.sglang.unsupported import UNGOVERNED
+from kvcached.engines.sglang.ungoverned_scheduler import UNGOVERNED
 from kvcached.ledger.subscription import REFRESH_S
 from kvcached.policy import RetentionPolicy
 from kvcached.values import UNLIMITED, Outcome, Update, unsupported_report
@@ -88,11 +88,11 @@ class Source:
         return self._startup is None
 
     def place(self) -> SlotPlace | None:
-        """Return where in the ledgers this replica stands now, if it does."""
+        """Return the replica's slots in the ledgers, or None without a registration."""
         return self._subscription.place()
 
     def close(self) -> None:
-        """Give the slots back."""
+        """Release the slots."""
         self._subscription.close()
 
     def collect(self) -> list[Startup | Update]:
@@ -131,7 +131,7 @@ class Source:
         self._subscription.acknowledge(unsupported_report(self._refusal))
 
     def acknowledge(self, policy: RetentionPolicy) -> None:
-        """Report how things stand, now."""
+        """Report the current state."""
         report = policy.report()
         self._open = report.outcome in _OPEN_OUTCOMES
         self._subscription.acknowledge(report)
@@ -180,7 +180,7 @@ class ReplicaControl:
         self._report(policy)
 
     def apply(self, update: Update) -> None:
-        """Take over an update where it stands in the order of requests, or refuse it."""
+        """Apply an update at its place in the order of requests, or reject it."""
         policy = self._policy
         if policy is None:
             return
@@ -195,7 +195,7 @@ class ReplicaControl:
     def on_release(self) -> None:
         """Keep to the limit after a request gave its tokens back."""
         policy = self._policy
-        # A drop that is being worked off goes on once per iteration, not once per released request.
+        # A drop in progress continues once per iteration, not once per released request.
         if policy is None or not self._limited or policy.draining:
             return
         policy.on_release()

@@ -20,6 +20,6 @@ def register() -> None:
     prepare_ray_actors()
     if is_disabled():
         return
-    from kvcached.engines.vllm.hooks import install  # noqa: PLC0415
+    from kvcached.engines.vllm.engine_core_hooks import install  # noqa: PLC0415
 
     install()

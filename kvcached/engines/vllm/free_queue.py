@@ -147,7 +147,7 @@ class FreeQueue:
                     self.front = front + len(blocks)
                 else:
                     self._prepended(blocks)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
                 self._fault(error)
             return result
 
@@ -188,7 +188,7 @@ class FreeQueue:
                     seen = args[0] if args else named[argument]
                 if before is not None:
                     seen = before(seen)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
                 self._fault(error)
                 return stock(*args, **named)
             try:
@@ -198,7 +198,7 @@ class FreeQueue:
                 raise
             try:
                 after(result, seen)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
                 self._fault(error)
             return result
 
@@ -219,7 +219,7 @@ class FreeQueue:
         self.holes.difference_update(block.block_id for block in blocks[front:])
 
     def _idle_of(self, block_ids: Any) -> list[Block] | None:  # noqa: ANN401
-        """Return which of the blocks stand in the queue with a hash; None if they can be looked at only once."""
+        """Return which of the blocks are in the queue with a hash; None if they can be looked at only once."""
         if not isinstance(block_ids, Collection):
             return None
         blocks = self._pool.blocks
@@ -254,7 +254,7 @@ class FreeQueue:
             result = remove(*args, **named)
             try:
                 self._removed(block, previous)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
                 self._fault(error)
             return result
 
@@ -278,5 +278,5 @@ def _takes_only(method: Callable[..., Any], name: str) -> bool:
 
 
 def is_idle(block: Block) -> bool:
-    """Return whether ``block`` stands in the free queue with a hash."""
+    """Return whether ``block`` is in the free queue with a hash."""
     return block.ref_cnt == 0 and block.block_hash is not None and block.next_free_block is not None

@@ -24,7 +24,7 @@ CHECK_SHARE = 1000
 """How many times longer than a check takes it is not repeated: the largest pools are walked less often."""
 
 
-class Subscription(Protocol):
+class StepSubscription(Protocol):
     """The part of ``kvcached.ledger.subscription.Subscription`` used at each step."""
 
     def poll(self) -> Update | None:
@@ -58,7 +58,7 @@ class Governor:
 
     def __init__(
         self,
-        subscription: Subscription,
+        subscription: StepSubscription,
         policy: RetentionPolicy,
         idle: IdleBlocks,
         *,
@@ -84,11 +84,11 @@ class Governor:
 
     @property
     def draining(self) -> bool:
-        """Whether a big drop is still being worked off, chunk by chunk."""
+        """Whether a big drop is still in progress, chunk by chunk."""
         return self._policy.draining
 
     @property
-    def subscription(self) -> Subscription:
+    def subscription(self) -> StepSubscription:
         """The ledger slot of this engine core."""
         return self._subscription
 

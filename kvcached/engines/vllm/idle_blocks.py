@@ -2,7 +2,7 @@
 
 The number of cached blocks in the free queue is the queue's length, which vLLM counts itself, less the length of its
 first part and the holes in its second; ``free_queue.py`` tells what these are. The last block of the first part is the
-*boundary*: behind it stands the next victim. An eviction moves the boundary on and absorbs the holes that it passes.
+*boundary*: the next victim is behind it. An eviction moves the boundary on and absorbs the holes that it passes.
 
 Everything here runs on the engine's own thread.
 """
@@ -47,7 +47,7 @@ class IdleBlocks:
 
     @property
     def count(self) -> int:
-        """How many cached blocks stand in the free queue."""
+        """How many cached blocks are in the free queue."""
         parts = self._free
         front = parts.front
         free: int = self._queue.num_free_blocks

@@ -16,7 +16,7 @@ from kvcached.engines.vllm.wraps import Wraps
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcached.engines.vllm.governor import Governor, Subscription
+    from kvcached.engines.vllm.governor import Governor, StepSubscription
 
 STEPS = ("step_fn", "post_step")
 """What an engine step consists of; the hook after it acts."""
@@ -58,7 +58,7 @@ class InprocGovernor:
         self._governor = governor
 
     @property
-    def subscription(self) -> Subscription | None:
+    def subscription(self) -> StepSubscription | None:
         """The ledger slot of this engine core."""
         return None if self._governor is None else self._governor.subscription
 

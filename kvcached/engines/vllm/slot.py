@@ -7,7 +7,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from kvcached.engines.vllm.process import is_instance_named
-from kvcached.engines.vllm.targets import StartRefusedError
+from kvcached.engines.vllm.relied_on import StartRefusedError
 from kvcached.ledger.registration import InstanceNameTakenError
 from kvcached.ledger.subscription import Subscription
 

@@ -30,7 +30,7 @@ from kvcached.values import Update
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcached.engines.sglang.hooks import SchedulerHooks
+    from kvcached.engines.sglang.scheduler_hooks import SchedulerHooks
 
 LEAVES = 1000
 LEAF_TOKENS = 100
@@ -40,14 +40,14 @@ PUBLICATIONS = 40
 
 
 class Receiver:
-    """Stands where SGLang's request receiver stands, and does nothing: what is measured is the hook."""
+    """Replaces SGLang's request receiver and does nothing: what is measured is the hook."""
 
     def _broadcast_reqs_across_ranks(self, recv_reqs: list[Any], local_reqs: object = None) -> list[Any]:  # noqa: ARG002
         return recv_reqs
 
 
 class Scheduler:
-    """Stands where SGLang's scheduler stands, and does nothing."""
+    """Replaces SGLang's scheduler and does nothing."""
 
     def process_input_requests(self, recv_reqs: list[Any]) -> None:
         """Process nothing."""
@@ -122,7 +122,7 @@ def _iteration_ns(receiver: Receiver, scheduler: Scheduler) -> float:
 
 
 def _install_on_stand_ins(hooks: SchedulerHooks) -> None:
-    """Let SGLang's registry wrap the stand-ins as it wraps the real ones, anew for each hooks."""
+    """Let SGLang's registry wrap the stand-ins as it wraps the real ones, again for each set of hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     for owner, name, hook, kind in (

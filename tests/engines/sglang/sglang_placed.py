@@ -11,9 +11,9 @@ from sglang.utils import TypeBasedDispatcher
 from torch.distributed import HashStore
 
 from kvcached.engines.sglang.agreement import RankAgreement
-from kvcached.engines.sglang.hooks import SchedulerHooks
 from kvcached.engines.sglang.placement import read_placement
 from kvcached.engines.sglang.replica import Startup, dialect
+from kvcached.engines.sglang.scheduler_hooks import SchedulerHooks
 from kvcached.settings import read_settings
 
 if TYPE_CHECKING:

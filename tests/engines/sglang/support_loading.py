@@ -8,7 +8,7 @@ import pkgutil
 import sys
 from typing import Any
 
-from kvcached.engines.sglang import targets
+from kvcached.engines.sglang import hook_places
 
 HOOKED_BY = ("hook_registry.py", "attaching.py")
 
@@ -38,17 +38,17 @@ def stale_copies() -> list[str]:
 def main(order: str, *more: str) -> None:
     """Load in ``order``; with "missing", with a target that is not what the hooks need."""
     if order == "scheduler-first":
-        importlib.import_module(targets.SCHEDULER_MODULE)
+        importlib.import_module(hook_places.SCHEDULER_MODULE)
     if "missing" in more:
-        targets._LEADING_PARAMETERS[targets.RELEASE] = ("renamed",)
+        hook_places._LEADING_PARAMETERS[hook_places.RELEASE] = ("renamed",)
     load_plugins()
-    imported_by_plugin = order != "scheduler-first" and targets.SCHEDULER_MODULE in sys.modules
-    importlib.import_module(targets.SCHEDULER_MODULE)
+    imported_by_plugin = order != "scheduler-first" and hook_places.SCHEDULER_MODULE in sys.modules
+    importlib.import_module(hook_places.SCHEDULER_MODULE)
     if order == "plugins-twice":
         load_plugins()
     found = {
-        "hooks": {target: hooks_of(target) for target in targets._LEADING_PARAMETERS},
-        "report": hooks_of(f"{targets.SCHEDULER}.__init__"),
+        "hooks": {target: hooks_of(target) for target in hook_places._LEADING_PARAMETERS},
+        "report": hooks_of(f"{hook_places.SCHEDULER}.__init__"),
         "stale": stale_copies(),
         "imported_by_plugin": imported_by_plugin,
     }

@@ -12,7 +12,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from kvcached.advisor.estimator import Estimator
 from kvcached.advisor.sampling import EVERY_BLOCK, SamplePlan
-from kvcached.engines.sglang.advisor_events import SchedulerEvents, _note
+from kvcached.engines.sglang.sglang_request_events import SglangSchedulerEvents, _note
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def batch(*requests: object) -> SimpleNamespace:
     return SimpleNamespace(reqs=list(requests))
 
 
-def finish(events: SchedulerEvents, ended: Any) -> None:  # noqa: ANN401
+def finish(events: SglangSchedulerEvents, ended: Any) -> None:  # noqa: ANN401
     """Let a request end after one token of an answer."""
     ended.output_ids.append(7)
     events.released(ended, {"checkpoint": True})
@@ -60,7 +60,7 @@ def finish(events: SchedulerEvents, ended: Any) -> None:  # noqa: ANN401
 def test_tenants_with_salts_of_their_own_share_nothing() -> None:
     """Equal prompts under different salts are no hits for one another; under the same salt they are."""
     watched = Watched()
-    events = SchedulerEvents(1, watched)  # type: ignore[arg-type]
+    events = SglangSchedulerEvents(1, watched)  # type: ignore[arg-type]
     for name, salt in (("one", "a"), ("two", "b")):
         begun = request(name, cache_salt=salt)
         events.prepared(batch(begun))
@@ -73,7 +73,7 @@ def test_tenants_with_salts_of_their_own_share_nothing() -> None:
 def test_a_decode_server_observes_what_it_takes_over() -> None:
     """Requests prefilled elsewhere count once, with the hits in this server's own tree and not in the other's."""
     watched = Watched()
-    events = SchedulerEvents(1, watched)  # type: ignore[arg-type]
+    events = SglangSchedulerEvents(1, watched)  # type: ignore[arg-type]
     first = request("first", cached_tokens=90, cached_tokens_device=90)
     events.prebuilt(batch(first))
     events.prebuilt(batch(first))
@@ -89,7 +89,7 @@ def test_a_decode_server_observes_what_it_takes_over() -> None:
 def test_turns_of_a_streaming_session_are_left_out() -> None:
     """A session keeps its rows to itself: they are neither idle nor anybody's hits, and the page says so."""
     watched = Watched()
-    events = SchedulerEvents(1, watched)  # type: ignore[arg-type]
+    events = SglangSchedulerEvents(1, watched)  # type: ignore[arg-type]
     turn = request("turn", session=SimpleNamespace(streaming=True, session_id="s"))
     events.prepared(batch(turn))
     finish(events, turn)

@@ -16,9 +16,9 @@ from sglang_placed import INSTANCE, Placed, place, scheduler_of, start_second_ra
 from torch.distributed import HashStore
 
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
-from kvcached.engines.sglang import targets
-from kvcached.engines.sglang.hooks import SchedulerHooks
+from kvcached.engines.sglang import hook_places
 from kvcached.engines.sglang.replica import CHUNK_TOKENS, Startup
+from kvcached.engines.sglang.scheduler_hooks import SchedulerHooks
 from kvcached.settings import read_settings
 from kvcached.values import Outcome, Update
 
@@ -75,7 +75,7 @@ def test_the_first_message_is_the_startup_limit_and_then_nothing(tmp_path: Path)
 
 
 def test_an_update_that_the_engine_holds_back_is_not_sent_again(tmp_path: Path) -> None:
-    """While a broadcast update waits for its turn, the source rank does not broadcast it anew."""
+    """While a broadcast update waits for its turn, the source rank does not broadcast it again."""
     placed = place(filled(3), tmp_path, environ=UNLIMITED)
     placed.iterate()
     publish_to(placed, 0, tmp_path)
@@ -292,16 +292,16 @@ def test_an_sglang_under_another_name_is_governed(tmp_path: Path, monkeypatch: p
     assert idle(placed) == LEAF
 
 
-@pytest.mark.parametrize("target", list(targets._LEADING_PARAMETERS))
+@pytest.mark.parametrize("target", list(hook_places._LEADING_PARAMETERS))
 def test_a_renamed_or_reshaped_target_is_missed(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each target is looked for by name and by the parameters that its hook relies on."""
-    assert targets.find_missing() == []
+    assert hook_places.find_missing() == []
     owner_name, name = target.rsplit(".", 1)
     owner = pkgutil.resolve_name(owner_name)
     with monkeypatch.context() as patch:
         patch.delattr(owner, name)
-        assert targets.find_missing() == [target]
+        assert hook_places.find_missing() == [target]
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, lambda other: other)
-        assert targets.find_missing() == [target]
-    assert targets.find_missing() == []
+        assert hook_places.find_missing() == [target]
+    assert hook_places.find_missing() == []

@@ -85,7 +85,7 @@ def test_slices_of_a_gpu_go_by_their_own_name(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_given_names_count_along_the_ranks_of_the_launch(changes: dict[str, int], given: str, members: str) -> None:
-    """KVCACHED_GPU_IDS names the devices in the order of the ranks; too few of them stand for every replica."""
+    """KVCACHED_GPU_IDS names the devices in the order of the ranks; too few of them are used for every replica."""
     placement = read_placement(scheduler(**changes))
     assert name_members(placement, tuple(given.split()), "cuda") == tuple(members.split())
 

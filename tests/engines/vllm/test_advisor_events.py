@@ -25,7 +25,7 @@ from kvcached.advisor.curve import spaced_limits
 from kvcached.advisor.estimator import Estimator
 from kvcached.advisor.observer import Figures, Observer
 from kvcached.advisor.sampling import SamplePlan
-from kvcached.engines.vllm.advisor_events import SchedulerEvents
+from kvcached.engines.vllm.vllm_request_events import VllmSchedulerEvents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ class Watched:
         self.estimator = Estimator(plan, spaced_limits(BLOCK_TOKENS, BLOCKS * BLOCK_TOKENS, -1))
         writer: Any = SimpleNamespace(write=None, close=None)
         observer = Observer(self.estimator, BLOCK_TOKENS, lambda: Figures(-1, 0, 1), writer, lambda: None)
-        SchedulerEvents(self.scheduler, BLOCK_TOKENS, observer).attach(self.scheduler)
+        VllmSchedulerEvents(self.scheduler, BLOCK_TOKENS, observer).attach(self.scheduler)
 
     def add(self, name: str, seed: int, max_tokens: int = 4, **more: Any) -> Request:
         """Send a prompt of 512 tokens."""

@@ -15,10 +15,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_serving import HIT_TOKENS, control, prompt, replicas, set_limit, wait_until
 
 from kvcached.control import get_instances
-from kvcached.engines.vllm import binding, hooks, register
+from kvcached.engines.vllm import engine_core_hooks, register, taking_control
 from kvcached.engines.vllm.free_queue import FreeQueue
 from kvcached.engines.vllm.governor import Governor
-from kvcached.engines.vllm.targets import StartRefusedError
+from kvcached.engines.vllm.relied_on import StartRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,7 +116,7 @@ def test_any_failure_at_the_start_leaves_the_engine_alone_and_says_why(
         message = "this vLLM renamed it"
         raise AttributeError(message)
 
-    monkeypatch.setattr(binding, part, stumble)
+    monkeypatch.setattr(taking_control, part, stumble)
     core = make_core()
     state = state_of(NAME, ledger_dir)
     assert (state["outcome"], state["reason"]) == ("unsupported_engine", "AttributeError: this vLLM renamed it")
@@ -128,7 +128,7 @@ def test_any_failure_at_the_start_leaves_the_engine_alone_and_says_why(
 def test_strict_refuses_at_any_failure(make_core: MakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ``KVCACHED_STRICT=1`` an engine that the plugin stumbles over does not start."""
     monkeypatch.setenv("KVCACHED_STRICT", "1")
-    monkeypatch.delattr(binding, "member_ids")
+    monkeypatch.delattr(taking_control, "member_ids")
     with pytest.raises(StartRefusedError, match="NameError: name 'member_ids' is not defined"):
         make_core()
 
@@ -136,12 +136,12 @@ def test_strict_refuses_at_any_failure(make_core: MakeCore, monkeypatch: pytest.
 def test_strict_refuses_an_externally_launched_rank_while_it_is_built(make_core: MakeCore) -> None:
     """What the configuration tells is looked at before a server could say that it is ready."""
     core = make_core()
-    hooks._refuse_early(core)
+    engine_core_hooks._refuse_early(core)
     core.vllm_config.parallel_config.distributed_executor_backend = "external_launcher"
-    hooks._refuse_early(core)  # alone it decides for itself
+    engine_core_hooks._refuse_early(core)  # alone it decides for itself
     core.vllm_config.parallel_config.world_size = 2
     with pytest.raises(StartRefusedError, match="external launcher"):
-        hooks._refuse_early(core)
+        engine_core_hooks._refuse_early(core)
 
 
 def test_another_pool_or_queue_than_vllms_own_is_refused(make_core: MakeCore, ledger_dir: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_fault_of_the_bookkeeping_ends_the_control_and_not_vllms_call(
     """The engine serves on with its own methods, and its slot says what went wrong."""
     core = make_core()
     before = cores.serve(core, 1)
-    governor = core.__dict__[hooks._GOVERNOR]._governor
+    governor = core.__dict__[engine_core_hooks._GOVERNOR]._governor
     governor._idle._free.holes.add(-1)  # or batches would not look at holes
 
     def stumble(*_args: object) -> None:
@@ -192,7 +192,7 @@ def test_a_fault_of_the_bookkeeping_ends_the_control_and_not_vllms_call(
 def test_a_fault_on_the_watchers_thread_ends_the_control(
     make_core: MakeCore, ledger_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that idles has no other thread to notice: who waits is told, and the engine serves on."""
+    """An idle engine has no other thread to notice: waiters are told, and the engine keeps serving."""
     core = make_core()
 
     def stumble(_governor: Governor) -> None:
@@ -210,7 +210,7 @@ def test_a_count_that_went_wrong_ends_the_control(
     """Now and then an idle engine's count is compared with its queue; from a wrong one no limit is kept."""
     core = make_core()
     cores.serve(core, 1)
-    governor = core.__dict__[hooks._GOVERNOR]._governor
+    governor = core.__dict__[engine_core_hooks._GOVERNOR]._governor
     monkeypatch.setattr(governor, "_next_check", 0.0)
     set_limit(320, NAME, ledger_dir)
     wait_until(lambda: governor._next_check > 0.0, 10.0)  # it checks after it acknowledged
@@ -269,7 +269,7 @@ def test_arguments_pass_through_by_position_and_by_name(make_core: MakeCore, mon
         "_free_request_blocks",
     )
     assert [each for each in seen if each] == list(names)
-    governor = core.__dict__[hooks._GOVERNOR]._governor
+    governor = core.__dict__[engine_core_hooks._GOVERNOR]._governor
     assert governor._idle.count == cores.idle_blocks(core)
     assert governor._advisor._observer._estimator is not None
 

@@ -143,7 +143,7 @@ def test_an_engine_without_prefix_caching_says_that_there_is_nothing_to_control(
 
 
 def test_registering_again_wraps_nothing_twice(tmp_path: Path) -> None:
-    """Whatever the number of calls, each hook stands around the stock method once, and no ledger is touched."""
+    """Whatever the number of calls, each hook wraps the stock method once, and no ledger is touched."""
     program = """
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from kvcached.engines.vllm import register

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 TARGETS = """
 import sys, vllm
 from kvcached.engines.vllm.inproc import ENTRIES, STEPS
-from kvcached.engines.vllm.targets import check_pool_model, resolve_targets
+from kvcached.engines.vllm.relied_on import check_pool_model, resolve_targets
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request

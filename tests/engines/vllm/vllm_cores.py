@@ -78,7 +78,7 @@ def idle_blocks(core: Any) -> int:
 
 
 def own_attributes(core: Any) -> list[dict[str, Any]]:
-    """Return what stands on the objects themselves on which the plugin replaces methods."""
+    """Return the attributes of the objects on which the plugin replaces methods."""
     manager = core.scheduler.kv_cache_manager
     objects = (core, core.scheduler, manager, pool_of(core), pool_of(core).free_block_queue)
     return [{name: value for name, value in vars(each).items() if callable(value)} for each in objects]

@@ -23,7 +23,7 @@ class FaultyEviction:
         scheduler.tree_cache.evict = self
 
     def __call__(self, params: Any) -> Any:  # noqa: ANN401 - SGLang's EvictParams
-        """Evict, or raise while the fault stands."""
+        """Evict, or raise while the fault is injected."""
         fails = (folder() / "fault").exists()
         self._log.write(event="evict", fails=fails)
         if fails:

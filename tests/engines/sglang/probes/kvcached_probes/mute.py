@@ -5,6 +5,6 @@ from __future__ import annotations
 
 def install() -> None:
     """Let no scheduler have a doorbell."""
-    from kvcached.engines.sglang import hooks  # noqa: PLC0415 - only in processes that hold a scheduler
+    from kvcached.engines.sglang import scheduler_hooks  # noqa: PLC0415 - only in processes that hold a scheduler
 
-    hooks.fit_doorbell = lambda _scheduler: None  # type: ignore[assignment]
+    scheduler_hooks.fit_doorbell = lambda _scheduler: None  # type: ignore[assignment]

@@ -50,7 +50,7 @@ def ranks_of(scheduler: Any) -> dict[str, int]:  # noqa: ANN401 - SGLang's sched
 
 
 class Log:
-    """One process's records: the first line says where it stands."""
+    """One process's records: the first line says which rank it is."""
 
     def __init__(self, scheduler: Any) -> None:  # noqa: ANN401 - SGLang's scheduler
         self._file = (folder() / f"{os.getpid()}.jsonl").open("w", buffering=1)

@@ -17,7 +17,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from kvcached.engines.sglang import advisor_events, targets, unsupported
+from kvcached.engines.sglang import hook_places, sglang_request_events, ungoverned_scheduler
 from kvcached.engines.sglang.agreement import RankAgreement, Store, launch_store
 from kvcached.engines.sglang.attaching import attach
 from kvcached.engines.sglang.cache import RadixPrefixCache, UnsupportedCacheError
@@ -69,7 +69,7 @@ class SchedulerHooks:
         self._agreement: RankAgreement | None = None
         self._replica: ReplicaControl | None = None
         self._source: Source | None = None
-        self._advisor: advisor_events.SchedulerEvents | None = None
+        self._advisor: sglang_request_events.SglangSchedulerEvents | None = None
 
     def register(self) -> None:
         """Register all hooks while SGLang loads plugins; it applies them after. Call only if no target is missing."""
@@ -85,12 +85,12 @@ class SchedulerHooks:
 
     def _all(self) -> Iterator[tuple[str, Callable[..., Any], bool]]:
         """Yield targets and hooks, and whether each hook comes before its target or after."""
-        yield targets.BROADCAST, self.announce, True
-        yield targets.SPLIT, self.keep_with_work, False
-        yield targets.INIT_DISPATCHER, self.take_place, False
-        yield targets.PROCESS_REQUESTS, self.end_iteration, False
-        yield targets.RELEASE, self.release, False
-        for target, hook in advisor_events.hooks_of(lambda: self._advisor):
+        yield hook_places.BROADCAST, self.announce, True
+        yield hook_places.SPLIT, self.keep_with_work, False
+        yield hook_places.INIT_DISPATCHER, self.take_place, False
+        yield hook_places.PROCESS_REQUESTS, self.end_iteration, False
+        yield hook_places.RELEASE, self.release, False
+        for target, hook in sglang_request_events.hooks_of(lambda: self._advisor):
             yield target, hook, False
 
     @_guarded
@@ -154,12 +154,12 @@ class SchedulerHooks:
             cache, pipeline_parallel=placement.pp_size > 1, source=self._source, agreement=agreement
         )
         if self._source is not None:
-            self._advisor = advisor_events.open_advisor(
+            self._advisor = sglang_request_events.open_advisor(
                 scheduler, cache, self._replica, self._source.place, self._settings
             )
         agreement.declare()
         if self._settings.strict and (reason := agreement.wait()):
-            unsupported.refuse_or_warn(self._settings, reason)
+            ungoverned_scheduler.refuse_or_warn(self._settings, reason)
 
     def _stay_out(self, scheduler: Any, error: Exception) -> None:  # noqa: ANN401
         """Leave this scheduler alone, and tell the other ranks and whoever publishes."""
@@ -173,7 +173,7 @@ class SchedulerHooks:
         if self._agreement is not None:
             with contextlib.suppress(Exception):  # it may be the store that fails
                 self._agreement.declare(reason)
-        unsupported.report_scheduler(self._settings, reason, scheduler)
+        ungoverned_scheduler.report_scheduler(self._settings, reason, scheduler)
 
     @_guarded
     def start(self, startup: Startup) -> None:
@@ -197,7 +197,7 @@ class SchedulerHooks:
         elif not self._took_place:  # a scheduler with a dispatcher of its own making, which our hook is no part of
             self._took_place = True
             reason = "this scheduler never called init_request_dispatcher"
-            unsupported.report_scheduler(self._settings, reason, scheduler)
+            ungoverned_scheduler.report_scheduler(self._settings, reason, scheduler)
 
     @_guarded
     def release(self, *args: object, **named: object) -> None:
@@ -230,5 +230,5 @@ class SchedulerHooks:
         try:
             subscription.start(patient=not settings.strict)
         except InstanceNameTakenError as error:
-            unsupported.refuse_or_warn(settings, str(error))
+            ungoverned_scheduler.refuse_or_warn(settings, str(error))
         return Source(Startup(limit), subscription, doorbell, agreement)

@@ -11,17 +11,17 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kvcached.engines.vllm import unsupported
-from kvcached.engines.vllm.binding import bind, check_early
+from kvcached.engines.vllm import uncontrolled_engine
 from kvcached.engines.vllm.process import engine_core_settings, log_beside_vllm
-from kvcached.engines.vllm.targets import (
+from kvcached.engines.vllm.relied_on import (
     StartRefusedError,
     Targets,
     UnsupportedEngineError,
     check_pool_model,
     resolve_targets,
 )
-from kvcached.engines.vllm.unsupported import Uncontrolled
+from kvcached.engines.vllm.taking_control import bind, check_early
+from kvcached.engines.vllm.uncontrolled_engine import Uncontrolled
 from kvcached.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def install() -> None:
         if settings.strict:
             message = f"KVCACHED_STRICT=1, and this vLLM cannot be controlled: {error}"
             raise StartRefusedError(message) from error
-        unsupported.announce(str(error))
+        uncontrolled_engine.announce(str(error))
         return
     setattr(targets.engine_core, _MARK, True)  # on the class: others may wrap our hooks in turn
     _wrap(targets.engine_core, "post_step", functools.partial(_after_step, targets))
@@ -89,7 +89,7 @@ def _while_idle(targets: Targets, engine: Any) -> None:  # noqa: ANN401
         governor.on_idle()
     except (StartRefusedError, SettingsError):
         raise
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - as after a step
         _end_control(engine, error)
 
 
@@ -105,7 +105,7 @@ def _at_shutdown(engine: Any) -> None:  # noqa: ANN401
     try:
         if governor is not None:
             governor.on_shutdown()
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 - vLLM has to end as without us
         _log.warning("the ledger slot could not be released; it becomes free when this process ends", exc_info=True)
 
 
@@ -135,7 +135,7 @@ def _bind(targets: Targets, engine: Any) -> Governor | InprocGovernor | Uncontro
             _log.info("the error that kept this engine from being controlled:", exc_info=True)
         if settings.strict:
             raise _refusal(reason) from error
-        governor = unsupported.leave_alone(settings, engine, targets.version, reason)
+        governor = uncontrolled_engine.leave_alone(settings, engine, targets.version, reason)
     engine.__dict__[_GOVERNOR] = governor
     return governor
 
@@ -156,8 +156,8 @@ def _end_control(engine: Any, error: Exception) -> None:  # noqa: ANN401
     if governor is None:
         return
     reason = f"the plugin failed: {type(error).__name__}: {error}"
-    engine.__dict__[_GOVERNOR] = unsupported.report_failure(governor.subscription, reason)
+    engine.__dict__[_GOVERNOR] = uncontrolled_engine.report_failure(governor.subscription, reason)
     try:
         governor.detach()
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 - the engine serves on with what is left
         _log.warning("some methods of this engine could not be restored", exc_info=True)

@@ -32,11 +32,11 @@ PREBUILT = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_prebuil
 FLUSH = "sglang.srt.managers.scheduler.Scheduler.flush_cache"
 
 
-def hooks_of(advisor_of: Callable[[], SchedulerEvents | None]) -> tuple[tuple[str, Callable[..., None]], ...]:
+def hooks_of(advisor_of: Callable[[], SglangSchedulerEvents | None]) -> tuple[tuple[str, Callable[..., None]], ...]:
     """Return targets and the hooks that come after them, for the advisor that ``advisor_of`` returns.
 
-    Empty if this SGLang lacks a target. A release ends in :meth:`SchedulerEvents.released`, through the hook that the
-    limit has there anyway.
+    Empty if this SGLang lacks a target. A release ends in :meth:`SglangSchedulerEvents.released`, through the hook
+    that the limit has there anyway.
     """
 
     def prepare(_result: object, batch: object, *_args: object, **_named: object) -> None:
@@ -71,7 +71,7 @@ def _is_callable(name: str) -> bool:
         return False
 
 
-class SchedulerEvents:
+class SglangSchedulerEvents:
     """Turns what one scheduler does into events. Scheduler thread only; nothing here raises."""
 
     def __init__(self, page_tokens: int, observer: Observer) -> None:
@@ -194,7 +194,7 @@ def open_advisor(
     replica: ReplicaControl,
     place_of: Callable[[], SlotPlace | None],
     settings: Settings,
-) -> SchedulerEvents | None:
+) -> SglangSchedulerEvents | None:
     """Return what lets an advisor watch ``scheduler``, of a source rank; None if it is switched off. Never raises."""
     if not is_advisor_wanted() or not _has_targets():
         return None
@@ -207,7 +207,7 @@ def _open(
     replica: ReplicaControl,
     place_of: Callable[[], SlotPlace | None],
     settings: Settings,
-) -> SchedulerEvents:
+) -> SglangSchedulerEvents:
     page_tokens = cache.block_tokens
     limits = spaced_limits(page_tokens, cache.capacity_tokens(), settings.startup_limit_tokens)
     observer = Observer(
@@ -218,7 +218,7 @@ def _open(
         place_of,
         note=_note(scheduler),
     )
-    return SchedulerEvents(page_tokens, observer)
+    return SglangSchedulerEvents(page_tokens, observer)
 
 
 def _limit_of(replica: ReplicaControl) -> int:

@@ -6,7 +6,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kvcached.engines.sglang import targets
+from kvcached.engines.sglang import hook_places
 from kvcached.engines.sglang.attaching import attach
 from kvcached.engines.sglang.identity import identify
 from kvcached.engines.sglang.placement import guess_placement, name_members
@@ -43,7 +43,7 @@ def report_missing(settings: Settings, reason: str) -> None:
     if settings.strict:
         refuse_or_warn(settings, reason)
     try:
-        attach(f"{targets.SCHEDULER}.__init__", functools.partial(_report_built, settings, reason), before=False)
+        attach(f"{hook_places.SCHEDULER}.__init__", functools.partial(_report_built, settings, reason), before=False)
     except (ImportError, AttributeError):
         refuse_or_warn(settings, reason)  # not even a scheduler of that name: nobody could say it later
 

@@ -8,15 +8,15 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcached.engines.vllm.advisor_events import open_advisor
 from kvcached.engines.vllm.devices import member_ids
 from kvcached.engines.vllm.governor import Governor
 from kvcached.engines.vllm.idle_blocks import IdleBlocks
 from kvcached.engines.vllm.inproc import InprocGovernor
 from kvcached.engines.vllm.prefix_cache import BlockPrefixCache, group_block_tokens
 from kvcached.engines.vllm.process import is_externally_launched, replica_of
+from kvcached.engines.vllm.relied_on import Targets, UnsupportedEngineError
 from kvcached.engines.vllm.slot import take_slot
-from kvcached.engines.vllm.targets import Targets, UnsupportedEngineError
+from kvcached.engines.vllm.vllm_request_events import open_advisor
 from kvcached.policy import RetentionPolicy
 from kvcached.values import Identity
 

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class SchedulerEvents:
+class VllmSchedulerEvents:
     """Turns what one scheduler does into events. Scheduler thread only."""
 
     def __init__(self, scheduler: Any, block_tokens: int, observer: Observer) -> None:  # noqa: ANN401 - vLLM's
-        """Report to ``observer``; ``block_tokens`` is the size that vLLM's block hashes stand for."""
+        """Report to ``observer``; ``block_tokens`` is the size of the blocks that vLLM hashes."""
         self._requests: dict[str, Any] = scheduler.requests
         self._block_tokens = block_tokens
         self._observer = observer
@@ -149,7 +149,7 @@ def open_advisor(
     policy: RetentionPolicy,
     subscription: Subscription,
     ledger_dir: str,
-) -> SchedulerEvents | None:
+) -> VllmSchedulerEvents | None:
     """Let an advisor watch ``scheduler``; None if it is switched off, or this vLLM cannot be watched. Never raises."""
     if not is_advisor_wanted():
         return None
@@ -162,7 +162,7 @@ def _open(
     policy: RetentionPolicy,
     subscription: Subscription,
     ledger_dir: str,
-) -> SchedulerEvents:
+) -> VllmSchedulerEvents:
     block_tokens = int(scheduler.kv_cache_manager.block_pool.hash_block_size)
     estimator = Estimator(
         SamplePlan(block_tokens), spaced_limits(block_tokens, cache.capacity_tokens(), policy.limit_tokens)
@@ -175,7 +175,7 @@ def _open(
         subscription.place,
         note=_note(scheduler),
     )
-    events = SchedulerEvents(scheduler, block_tokens, observer)
+    events = VllmSchedulerEvents(scheduler, block_tokens, observer)
     events.attach(scheduler)
     return events
 
