@@ -58,7 +58,6 @@ int kvl_audit_read(const kvl_ledger *ledger, struct kvl_audit *out, uint64_t *wr
     struct {
         uint64_t body[AUDIT_WORDS];
         uint64_t seal;
-        uint64_t padding;
     } entries[KVL_AUDIT_RECORDS];
     _Static_assert(sizeof entries[0] == sizeof(struct layout_audit), "as stored");
     if (result == 0) {

@@ -29,7 +29,7 @@ int kvl_check_abi(uint32_t abi, uint64_t file, uint64_t identity, uint64_t repor
 static uint64_t layout_fingerprint(void)
 {
     static const uint64_t offsets[] = {
-        KVL_FORMAT, KVL_SLOTS, KVL_AUDIT_RECORDS, sizeof(struct layout_file), sizeof(struct layout_slot),
+        KVL_FORMAT, KVL_SLOTS, KVL_BOUNDS, KVL_AUDIT_RECORDS, sizeof(struct layout_file), sizeof(struct layout_slot),
         offsetof(struct layout_header, published), offsetof(struct layout_header, acknowledged),
         offsetof(struct layout_header, audit_tickets), offsetof(struct layout_file, slots),
         offsetof(struct layout_file, audit), offsetof(struct layout_audit, seal),
@@ -41,15 +41,19 @@ static uint64_t layout_fingerprint(void)
         offsetof(struct kvl_identity, version), offsetof(struct kvl_identity, replica),
         offsetof(struct kvl_identity, member), offsetof(struct kvl_identity, members),
         offsetof(struct kvl_identity, tp_size), offsetof(struct kvl_identity, pp_size),
-        offsetof(struct kvl_identity, startup_limit), offsetof(struct kvl_identity, block_tokens),
-        offsetof(struct kvl_identity, pid), offsetof(struct kvl_report, applied), offsetof(struct kvl_report, idle),
-        offsetof(struct kvl_report, active), offsetof(struct kvl_report, capacity),
-        offsetof(struct kvl_report, evicted), offsetof(struct kvl_report, reported_ns),
-        offsetof(struct kvl_report, eviction_errors), offsetof(struct kvl_report, outcome),
-        offsetof(struct kvl_report, settled_revision), offsetof(struct kvl_report, reason),
+        offsetof(struct kvl_identity, startup_limit), offsetof(struct kvl_identity, startup_cap),
+        offsetof(struct kvl_identity, block_tokens), offsetof(struct kvl_identity, pid),
+        offsetof(struct kvl_report, answers), offsetof(struct kvl_report, idle), offsetof(struct kvl_report, active),
+        offsetof(struct kvl_report, capacity), offsetof(struct kvl_report, evicted),
+        offsetof(struct kvl_report, token_bytes), offsetof(struct kvl_report, pool_bytes),
+        offsetof(struct kvl_report, resident_bytes), offsetof(struct kvl_report, returned_bytes),
+        offsetof(struct kvl_report, reported_ns), offsetof(struct kvl_report, eviction_errors),
+        offsetof(struct kvl_report, returns), sizeof(struct kvl_answer), offsetof(struct kvl_answer, applied),
+        offsetof(struct kvl_answer, settled_revision), offsetof(struct kvl_answer, outcome),
+        offsetof(struct kvl_answer, reason),
         offsetof(struct kvl_audit, when_ns), offsetof(struct kvl_audit, before), offsetof(struct kvl_audit, after),
-        offsetof(struct kvl_audit, uid), offsetof(struct kvl_audit, pid), offsetof(struct kvl_audit, instance),
-        offsetof(struct kvl_audit, program), offsetof(struct kvl_audit, note),
+        offsetof(struct kvl_audit, uid), offsetof(struct kvl_audit, pid), offsetof(struct kvl_audit, bound),
+        offsetof(struct kvl_audit, instance), offsetof(struct kvl_audit, program), offsetof(struct kvl_audit, note),
     };
     return kvl_seal(0, offsets, sizeof offsets);
 }

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvledger - how many idle prefix-cache tokens each serving engine on a GPU may retain, in one small shared file.
+ * kvledger - how many tokens of KV each serving engine on a GPU may hold, idle and in all, in one small shared file.
  *
  * WHAT IT IS
- *   One file per GPU ("<gpu-id>.ledger") with a header and 64 slots. A slot belongs to one engine at a time. Publishers
- *   write one 64-bit word in it, the *desired* word: revision (upper 32 bits) and limit (lower 32 bits, signed). The
- *   engine answers in the same slot with a *report*.
+ *   One file per GPU ("<gpu-id>.ledger") with a header and 64 slots. A slot belongs to one engine at a time. It has one
+ *   64-bit *desired* word for each of two bounds, which publishers write: KVL_LIMIT bounds idle tokens, KVL_CAP all
+ *   tokens of KV. A word is a revision (upper 32 bits) and a number of tokens (lower 32 bits, signed). The two words
+ *   have nothing to do with each other: neither is ever read or raised for the other's sake. The engine answers in the
+ *   same slot with a *report*.
  *
  * USAGE
  *   engine:     kvl_create, kvl_open(writable), kvl_register in each of the replica's ledgers.
- *               A watcher thread: seen = kvl_bell(KVL_PUBLISHED) of the last ledger; kvl_agree over all of them; hand a
- *               pair with a higher revision to the scheduler through a word of the engine's own; kvl_wait(seen) for at
- *               most a second; and once a second kvl_check of each ledger. If one is not current: kvl_unregister
- *               everywhere, kvl_desired of each once more (a publication may have come in between), kvl_close, and
- *               register again at a revision above all that was seen.
+ *               A watcher thread: seen = kvl_bell(KVL_PUBLISHED) of the last ledger; kvl_agree over all of them, for
+ *               each bound; hand a pair with a higher revision to the scheduler through a word of the engine's own;
+ *               kvl_wait(seen) for at most a second; and once a second kvl_check of each ledger. If one is not current:
+ *               kvl_unregister everywhere, kvl_desired of each once more (a publication may have come in between),
+ *               kvl_close, and register again, each bound at a revision above all that was seen of it, with the report.
  *               After applying: kvl_acknowledge, kvl_ring(KVL_ACKNOWLEDGED).
  *   publisher:  kvl_open(writable), kvl_read_slot to find the instance, kvl_raise on each member in byte order of the
  *               GPU ids, kvl_ring(KVL_PUBLISHED), kvl_is_owned to confirm; kvl_close.
@@ -70,18 +72,22 @@ extern "C" {
 #endif
 
 enum {
-    KVL_ABI = 2,
-    KVL_FORMAT = 2,
+    KVL_ABI = 3,
+    KVL_FORMAT = 3,
     KVL_SLOTS = 64,
-    KVL_FILE_BYTES = 49152,
+    KVL_FILE_BYTES = 81920,
     KVL_AUDIT_RECORDS = 64,
     KVL_NAME_BYTES = 64,
     KVL_ENGINE_BYTES = 16,
     KVL_VERSION_BYTES = 16,
     KVL_REASON_BYTES = 128,
+    KVL_RETURNS_BYTES = 128,
     KVL_PROGRAM_BYTES = 24,
     KVL_NOTE_BYTES = 56
 };
+
+/* What a desired word bounds, and how many such words a slot has. */
+enum { KVL_LIMIT = 0, KVL_CAP = 1, KVL_BOUNDS = 2 };
 
 /* Why kvl_open refuses a file. */
 enum {
@@ -99,7 +105,7 @@ enum {
     KVL_E_REPLACED = -1011,  /* the name is gone or leads to another file */
     KVL_E_DAMAGED = -1012,   /* the file was cut or overwritten: its stamp is not the one it was opened with */
     KVL_E_DISPLACED = -1013, /* the slot carries another incarnation */
-    KVL_E_SET_BACK = -1014,  /* the slot's word went back to a revision below one that was read there */
+    KVL_E_SET_BACK = -1014,  /* a word of the slot went back to a revision below one that was read there */
     KVL_E_UNLOCKED = -1015   /* the lock is gone, as after another thread closed the descriptor */
 };
 
@@ -137,29 +143,41 @@ struct kvl_identity {
     uint32_t tp_size;
     uint32_t pp_size;
     int32_t startup_limit;
+    int32_t startup_cap;
     uint32_t block_tokens;
     uint32_t pid; /* for people only: nothing trusts it */
+    uint32_t unused;
 };
 
-/* What the owner says of itself. Sizes are in tokens. */
+/* What the owner says of one bound. */
+struct kvl_answer {
+    uint64_t applied;          /* the pair in force, packed like the desired word */
+    uint32_t settled_revision; /* newest revision applied or rejected */
+    uint32_t outcome;          /* the caller's enumeration; this library only carries it */
+    char reason[KVL_REASON_BYTES];
+};
+
+/* What the owner says of itself. Sizes are in tokens where their names do not say bytes. */
 struct kvl_report {
-    uint64_t applied; /* the pair in force, packed like the desired word */
+    struct kvl_answer answers[KVL_BOUNDS];
     int64_t idle;
     int64_t active;
     int64_t capacity;
     int64_t evicted;
-    uint64_t reported_ns;      /* set by kvl_acknowledge; 0 before the first one */
+    int64_t token_bytes; /* of one token over all ranks; 0: unknown */
+    int64_t pool_bytes;
+    int64_t resident_bytes;
+    int64_t returned_bytes;
+    uint64_t reported_ns; /* set by kvl_register and kvl_acknowledge; 0 before the first report */
     uint32_t eviction_errors;
-    uint32_t outcome;          /* the caller's enumeration; this library only carries it */
-    uint32_t settled_revision; /* newest revision applied or rejected */
     uint32_t unused;
-    char reason[KVL_REASON_BYTES];
+    char returns[KVL_RETURNS_BYTES]; /* whether memory is returned, or why not */
 };
 
 /* One slot as read. */
 struct kvl_slot {
     uint64_t incarnation; /* random, the same in all members of one registration, never 0 */
-    uint64_t desired;
+    uint64_t desired[KVL_BOUNDS];
     uint64_t registered_ns;
     struct kvl_identity identity;
     struct kvl_report report;
@@ -172,6 +190,8 @@ struct kvl_audit {
     uint64_t after;
     uint32_t uid;
     uint32_t pid;
+    uint32_t bound; /* which of the slot's words it was */
+    uint32_t unused;
     char instance[KVL_NAME_BYTES];
     char program[KVL_PROGRAM_BYTES];
     char note[KVL_NOTE_BYTES];
@@ -193,11 +213,13 @@ int kvl_open(int directory_fd, const char *name, int writable, struct kvl_file *
 /* Close a handle: its locks end, and its slot is free. NULL is allowed. */
 void kvl_close(kvl_ledger *ledger);
 
-/* Claim a free slot, write `identity` with `incarnation` (not 0) and `desired` into it, and own it until kvl_unregister,
- * kvl_close or the end of the process. The slot's report is empty and begins with the startup limit: kvl_acknowledge
- * says what is in force. Once per handle.
+/* Claim a free slot, write `identity` with `incarnation` (not 0) and the KVL_BOUNDS words of `desired` into it, and own it
+ * until kvl_unregister, kvl_close or the end of the process. The slot appears with `report` in it, so that nobody sees it
+ * before what its owner says. A NULL report is empty and begins with the startup limit and cap: kvl_acknowledge says what
+ * is in force. Once per handle.
  * The slot's index, -EUSERS if all are taken, -EBUSY if this handle registered before, or another error. */
-int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64_t incarnation, uint64_t desired);
+int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64_t incarnation, const uint64_t *desired,
+                 const struct kvl_report *report);
 
 /* Stop owning the slot: it is dead for everybody from now on. Nobody else can claim it before kvl_close, so that its
  * word can be read once more. 0, -EBADF if this handle registered nothing (or was inherited by a fork), or -errno. */
@@ -205,29 +227,32 @@ int kvl_unregister(kvl_ledger *ledger);
 
 /* Look whether an open ledger is the file that `name` (here also a path) leads to, whole and as it was opened; for an
  * owner, also whether its registration is as it was made: 0, or the KVL_E code that says why publishers cannot reach it
- * any more, or -errno, which says neither. For engines about once a second. `revision` is one that was read in the
- * slot's word before, else 0. Any thread. */
-int kvl_check(const kvl_ledger *ledger, int directory_fd, const char *name, uint32_t revision);
+ * any more, or -errno, which says neither. For engines about once a second. `revisions` are KVL_BOUNDS revisions that were
+ * read in the slot's words before, else 0. Any thread. */
+int kvl_check(const kvl_ledger *ledger, int directory_fd, const char *name, const uint32_t *revisions);
 
 /* Copy a slot. KVL_ALIVE; KVL_TORN if it is alive but its report is not whole (the report is then all zero); KVL_DEAD if
  * nobody owns it (*out is untouched); -EAGAIN if it kept changing; or another error, which says nothing about the
  * owner's life. The owner's own handle does not see its own lock. Any thread. */
 int kvl_read_slot(const kvl_ledger *ledger, uint32_t slot, struct kvl_slot *out);
 
-/* Read the desired word of a slot that carries `incarnation`, alive or not: 0, KVL_E_DISPLACED, KVL_E_DAMAGED, -errno. */
-int kvl_desired(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t *word);
+/* Read the desired word of one bound in a slot that carries `incarnation`, alive or not: 0, -EINVAL, KVL_E_DISPLACED,
+ * KVL_E_DAMAGED, or -errno. */
+int kvl_desired(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint32_t bound, uint64_t *word);
 
-/* Read the desired words of the slots that `count` handles registered, the last one first. 1 and the word if all are
- * equal and all slots carry the incarnation of the first handle's registration; else 0. For the owner; any thread. */
-int kvl_agree(const kvl_ledger *const *ledgers, uint32_t count, uint64_t *word);
+/* Read the desired words of one bound in the slots that `count` handles registered, the last one first. 1 and the word if
+ * all are equal and all slots carry the incarnation of the first handle's registration; else 0. For the owner; any
+ * thread. */
+int kvl_agree(const kvl_ledger *const *ledgers, uint32_t count, uint32_t bound, uint64_t *word);
 
-/* Set the desired word to `word` by compare-and-swap if its revision is lower, while `incarnation` owns the slot, and
- * append `record` (may be NULL) with `before` and `after` filled in. `floor` is a revision that the caller read in the
- * word before.
+/* Set the desired word of one bound to `word` by compare-and-swap if its revision is lower, while `incarnation` owns the
+ * slot, and append `record` (may be NULL) with `before`, `after` and `bound` filled in. `floor` is a revision that the
+ * caller read in the word before.
  * KVL_RAISED, KVL_OVERTAKEN if the word found has this revision or a higher one, KVL_E_SET_BACK if it is below `floor`
- * (an old copy of the file was put back), -ESRCH if the slot has no or another owner, KVL_E_DAMAGED, -EBADF for a handle that is read-only or inherited, or -errno. *found is the word that was
- * replaced or that won. It repeats only when another publisher succeeded. */
-int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t word, uint32_t floor,
+ * (an old copy of the file was put back), -ESRCH if the slot has no or another owner, -EINVAL for a slot or bound that
+ * does not exist, KVL_E_DAMAGED, -EBADF for a handle that is read-only or inherited, or -errno. *found is the word that
+ * was replaced or that won. It repeats only when another publisher succeeded. */
+int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint32_t bound, uint64_t word, uint32_t floor,
               const struct kvl_audit *record, uint64_t *found);
 
 /* 1 if `incarnation` owns the slot, 0 if not, or an error, which says neither. */

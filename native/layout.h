@@ -42,10 +42,10 @@ struct layout_header {
     _Alignas(KVL_LINE) kvl_word audit_tickets; /* how many records were begun */
 };
 
-/* The owner writes all but `desired` at registration, and nothing of it afterwards. */
+/* The owner writes all of it at registration, and nothing afterwards: the desired words are the publishers' then. */
 struct layout_ownership {
-    kvl_word desired;     /* publishers, by compare-and-swap */
-    uint64_t incarnation; /* 0: nobody's */
+    kvl_word desired[KVL_BOUNDS]; /* publishers, by compare-and-swap of one word */
+    uint64_t incarnation;         /* 0: nobody's */
     uint64_t registered_ns;
     uint64_t seal; /* over incarnation, registered_ns and identity */
 };
@@ -56,7 +56,7 @@ struct layout_report {
 };
 
 struct layout_slot {
-    _Alignas(512) struct kvl_identity identity;
+    _Alignas(1024) struct kvl_identity identity;
     _Alignas(KVL_LINE) struct layout_ownership ownership;
     _Alignas(KVL_LINE) struct layout_report report;
 };
@@ -74,15 +74,16 @@ struct layout_file {
 
 _Static_assert(sizeof(void *) == 8, "engines run on 64-bit machines; futex and off_t are 64 bits wide here");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "shared words need lock-free atomics");
-_Static_assert(sizeof(struct kvl_identity) == 128, "public structure, part of the ABI");
-_Static_assert(sizeof(struct kvl_report) == 192, "public structure, part of the ABI");
-_Static_assert(sizeof(struct kvl_slot) == 344, "public structure, part of the ABI");
-_Static_assert(sizeof(struct kvl_audit) == 176, "public structure, part of the ABI");
+_Static_assert(sizeof(struct kvl_identity) == 136, "public structure, part of the ABI");
+_Static_assert(sizeof(struct kvl_report) == 496, "public structure, part of the ABI");
+_Static_assert(sizeof(struct kvl_slot) == 664, "public structure, part of the ABI");
+_Static_assert(sizeof(struct kvl_audit) == 184, "public structure, part of the ABI");
 _Static_assert(sizeof(struct kvl_file) == 48, "public structure, part of the ABI");
 _Static_assert(sizeof(struct layout_stamp) == KVL_LINE, "nothing else shares its line");
 _Static_assert(offsetof(struct layout_slot, ownership) % KVL_LINE == 0, "publishers' line");
 _Static_assert(offsetof(struct layout_slot, report) % KVL_LINE == 0, "owner's lines");
-_Static_assert(sizeof(struct layout_slot) == 512 && KVL_PAGE % 512 == 0, "a slot crosses no page");
+_Static_assert(sizeof(struct layout_ownership) <= KVL_LINE, "both words are in the publishers' line");
+_Static_assert(sizeof(struct layout_slot) == 1024 && KVL_PAGE % 1024 == 0, "a slot crosses no page");
 _Static_assert(sizeof(struct layout_audit) == 192, "");
 _Static_assert(sizeof(struct layout_file) == KVL_FILE_BYTES, "");
 

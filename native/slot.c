@@ -87,30 +87,56 @@ static uint64_t identity_seal(const struct layout_slot *slot)
     return kvl_seal(kvl_seal(0, parts, sizeof parts), &slot->identity, sizeof slot->identity);
 }
 
-static int write_slot(const kvl_ledger *ledger, uint32_t index, const struct kvl_identity *identity,
-                      uint64_t incarnation, uint64_t desired)
+/* What a slot says before its owner does: not the pairs that it begins with, which have yet to be applied. */
+static struct kvl_report silent_report(const struct kvl_identity *identity)
+{
+    struct kvl_report report;
+    memset(&report, 0, sizeof report);
+    report.answers[KVL_LIMIT].applied = (uint64_t)(uint32_t)identity->startup_limit;
+    report.answers[KVL_CAP].applied = (uint64_t)(uint32_t)identity->startup_cap;
+    return report;
+}
+
+static void seal_report(struct layout_report *report, uint64_t incarnation)
+{
+    report->seal = kvl_seal(incarnation, &report->body, sizeof report->body);
+}
+
+struct registration {
+    const struct kvl_identity *identity;
+    uint64_t incarnation;
+    const uint64_t *desired;
+    const struct kvl_report *report;
+};
+
+static int write_slot(const kvl_ledger *ledger, uint32_t index, const struct registration *registration)
 {
     struct layout_slot slot;
     memset(&slot, 0, sizeof slot);
-    slot.identity = *identity;
-    atomic_init(&slot.ownership.desired, desired);
-    slot.ownership.incarnation = incarnation;
+    slot.identity = *registration->identity;
+    for (uint32_t bound = 0; bound < KVL_BOUNDS; bound++) {
+        atomic_init(&slot.ownership.desired[bound], registration->desired[bound]);
+    }
+    slot.ownership.incarnation = registration->incarnation;
     slot.ownership.registered_ns = kvl_realtime_ns();
     slot.ownership.seal = identity_seal(&slot);
-    /* Not the pair that the slot begins with: the owner has yet to say that it applied it. */
-    slot.report.body.applied = (uint64_t)(uint32_t)identity->startup_limit;
-    slot.report.seal = kvl_seal(incarnation, &slot.report.body, sizeof slot.report.body);
+    if (registration->report != NULL) {
+        slot.report.body = *registration->report;
+        slot.report.body.reported_ns = slot.ownership.registered_ns;
+    } else {
+        slot.report.body = silent_report(registration->identity);
+    }
+    seal_report(&slot.report, registration->incarnation);
     return kvl_write_at(ledger, &slot, sizeof slot, offset_of(index));
 }
 
-static int take_slot(kvl_ledger *ledger, uint32_t index, const struct kvl_identity *identity, uint64_t incarnation,
-                     uint64_t desired)
+static int take_slot(kvl_ledger *ledger, uint32_t index, const struct registration *registration)
 {
     KVL_POINT("register:claimed");
-    int result = set_lock(ledger, life_lock(incarnation, F_WRLCK));
+    int result = set_lock(ledger, life_lock(registration->incarnation, F_WRLCK));
     KVL_POINT("register:alive");
     if (result == 0) {
-        result = write_slot(ledger, index, identity, incarnation, desired);
+        result = write_slot(ledger, index, registration);
     }
     KVL_POINT("register:written");
     if (result == 0) {
@@ -118,13 +144,14 @@ static int take_slot(kvl_ledger *ledger, uint32_t index, const struct kvl_identi
     }
     KVL_POINT("register:open");
     if (result < 0) { /* undone: a slot that is never alive must not stay taken */
-        (void)set_lock(ledger, life_lock(incarnation, F_UNLCK));
+        (void)set_lock(ledger, life_lock(registration->incarnation, F_UNLCK));
         (void)set_lock(ledger, slot_lock(index, OWNER_BYTE, 2, F_UNLCK));
     }
     return result;
 }
 
-int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64_t incarnation, uint64_t desired)
+int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64_t incarnation, const uint64_t *desired,
+                 const struct kvl_report *report)
 {
     if (incarnation == 0) {
         return -EINVAL;
@@ -140,7 +167,8 @@ int kvl_register(kvl_ledger *ledger, const struct kvl_identity *identity, uint64
     if (index < 0) {
         return index;
     }
-    result = take_slot(ledger, (uint32_t)index, identity, incarnation, desired);
+    const struct registration registration = {identity, incarnation, desired, report};
+    result = take_slot(ledger, (uint32_t)index, &registration);
     if (result < 0) {
         return result;
     }
@@ -166,7 +194,7 @@ int kvl_unregister(kvl_ledger *ledger)
 
 /* Reading ------------------------------------------------------------------------------------------------------- */
 
-/* Desired word and incarnation as two reads in a row found them: a reader may meet a store in mid-copy, but not the same
+/* Desired words and incarnation as two reads in a row found them: a reader may meet a store in mid-copy, but not the same
  * half of it twice. */
 static int read_ownership(const kvl_ledger *ledger, uint32_t slot, struct layout_ownership *out)
 {
@@ -183,32 +211,41 @@ static int read_ownership(const kvl_ledger *ledger, uint32_t slot, struct layout
     return result < 0 ? result : -EAGAIN;
 }
 
-static uint64_t desired_in(const struct layout_ownership *ownership)
+static uint64_t desired_in(const struct layout_ownership *ownership, uint32_t bound)
 {
-    return atomic_load_explicit(&ownership->desired, memory_order_relaxed); /* a private copy */
+    return atomic_load_explicit(&ownership->desired[bound], memory_order_relaxed); /* a private copy */
 }
 
-int kvl_desired(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t *word)
+/* The ownership of a slot that carries `incarnation`: 0, KVL_E_DISPLACED, or another error. */
+static int read_owned(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, struct layout_ownership *out)
 {
     if (slot >= KVL_SLOTS) {
         return -EINVAL;
     }
-    struct layout_ownership ownership;
-    int result = read_ownership(ledger, slot, &ownership);
-    if (result < 0) {
-        return result;
-    }
-    *word = desired_in(&ownership);
-    return ownership.incarnation == incarnation ? 0 : KVL_E_DISPLACED;
+    int result = read_ownership(ledger, slot, out);
+    return result == 0 && out->incarnation != incarnation ? KVL_E_DISPLACED : result;
 }
 
-int kvl_agree(const kvl_ledger *const *ledgers, uint32_t count, uint64_t *word)
+int kvl_desired(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint32_t bound, uint64_t *word)
+{
+    if (bound >= KVL_BOUNDS) {
+        return -EINVAL;
+    }
+    struct layout_ownership ownership;
+    int result = read_owned(ledger, slot, incarnation, &ownership);
+    if (result == 0) {
+        *word = desired_in(&ownership, bound);
+    }
+    return result;
+}
+
+int kvl_agree(const kvl_ledger *const *ledgers, uint32_t count, uint32_t bound, uint64_t *word)
 {
     uint64_t agreed = 0;
     /* Publishers write members in order, so the last one is read first. */
     for (uint32_t i = count; i-- > 0;) {
         uint64_t found;
-        if (kvl_desired(ledgers[i], (uint32_t)ledgers[i]->slot, ledgers[0]->incarnation, &found) != 0) {
+        if (kvl_desired(ledgers[i], (uint32_t)ledgers[i]->slot, ledgers[0]->incarnation, bound, &found) != 0) {
             return 0;
         }
         /* Pairs with the compare-and-swap in kvl_raise, which released what its publisher wrote to earlier members. */
@@ -229,14 +266,19 @@ static void copy_report(const struct layout_slot *slot, struct kvl_report *out, 
     memset(out, 0, sizeof *out);
     if (*whole) {
         *out = report->body;
-        out->reason[KVL_REASON_BYTES - 1] = '\0'; /* a peer may have written anything */
+        out->returns[KVL_RETURNS_BYTES - 1] = '\0'; /* a peer may have written anything */
+        for (uint32_t bound = 0; bound < KVL_BOUNDS; bound++) {
+            out->answers[bound].reason[KVL_REASON_BYTES - 1] = '\0';
+        }
     }
 }
 
 static void copy_slot(const struct layout_slot *slot, struct kvl_slot *out)
 {
     out->incarnation = slot->ownership.incarnation;
-    out->desired = desired_in(&slot->ownership);
+    for (uint32_t bound = 0; bound < KVL_BOUNDS; bound++) {
+        out->desired[bound] = desired_in(&slot->ownership, bound);
+    }
     out->registered_ns = slot->ownership.registered_ns;
     out->identity = slot->identity;
     out->identity.instance[KVL_NAME_BYTES - 1] = '\0'; /* as in copy_report */
@@ -293,8 +335,8 @@ int kvl_read_slot(const kvl_ledger *ledger, uint32_t slot, struct kvl_slot *out)
 
 int kvl_is_owned(const kvl_ledger *ledger, uint32_t slot, uint64_t incarnation)
 {
-    uint64_t word;
-    int result = ledger->fd < 0 ? -EBADF : kvl_desired(ledger, slot, incarnation, &word);
+    struct layout_ownership ownership;
+    int result = ledger->fd < 0 ? -EBADF : read_owned(ledger, slot, incarnation, &ownership);
     if (result < 0) {
         return result == KVL_E_DISPLACED ? 0 : result;
     }
@@ -307,7 +349,7 @@ static uint32_t revision_of(uint64_t word)
 }
 
 /* `other` is a second description of the file: a handle does not see its own locks. */
-static int check_registration(const kvl_ledger *ledger, int other, uint32_t revision)
+static int check_registration(const kvl_ledger *ledger, int other, const uint32_t *revisions)
 {
     struct layout_slot slot;
     int result = kvl_read_at(ledger, &slot, sizeof slot, offset_of((uint32_t)ledger->slot));
@@ -317,14 +359,16 @@ static int check_registration(const kvl_ledger *ledger, int other, uint32_t revi
     if (slot.ownership.incarnation != ledger->incarnation || slot.ownership.seal != identity_seal(&slot)) {
         return KVL_E_DISPLACED;
     }
-    if (revision_of(desired_in(&slot.ownership)) < revision) {
-        return KVL_E_SET_BACK;
+    for (uint32_t bound = 0; bound < KVL_BOUNDS; bound++) {
+        if (revision_of(desired_in(&slot.ownership, bound)) < revisions[bound]) {
+            return KVL_E_SET_BACK;
+        }
     }
     result = lives(other, ledger->incarnation);
     return result == 0 ? KVL_E_UNLOCKED : result < 0 ? result : 0;
 }
 
-static int check_through(const kvl_ledger *ledger, int directory_fd, const char *name, uint32_t revision)
+static int check_through(const kvl_ledger *ledger, int directory_fd, const char *name, const uint32_t *revisions)
 {
     int other;
     int result = kvl_open_again(ledger, directory_fd, name, &other);
@@ -333,7 +377,7 @@ static int check_through(const kvl_ledger *ledger, int directory_fd, const char 
     }
     result = kvl_check_stamp(ledger);
     if (result == 0 && ledger->owns) {
-        result = check_registration(ledger, other, revision);
+        result = check_registration(ledger, other, revisions);
     } else if (result == -EBADF) { /* somebody closed the descriptor */
         result = KVL_E_UNLOCKED;
     }
@@ -341,22 +385,23 @@ static int check_through(const kvl_ledger *ledger, int directory_fd, const char 
     return result;
 }
 
-int kvl_check(const kvl_ledger *ledger, int directory_fd, const char *name, uint32_t revision)
+int kvl_check(const kvl_ledger *ledger, int directory_fd, const char *name, const uint32_t *revisions)
 {
     if (ledger->fd < 0) {
         return -EBADF;
     }
     kvl_lock_handles();
-    int result = check_through(ledger, directory_fd, name, revision);
+    int result = check_through(ledger, directory_fd, name, revisions);
     kvl_unlock_handles();
     return result;
 }
 
-/* The desired word ---------------------------------------------------------------------------------------------- */
+/* The desired words --------------------------------------------------------------------------------------------- */
 
 struct raise {
     struct layout_file *file;
     uint32_t slot;
+    uint32_t bound;
     uint64_t incarnation;
     uint64_t word;
     uint64_t found;
@@ -368,8 +413,8 @@ struct raise {
 static int swap(void *argument)
 {
     struct raise *call = argument;
-    struct layout_ownership *ownership = &call->file->slots[call->slot].ownership;
-    uint64_t current = atomic_load_explicit(&ownership->desired, memory_order_relaxed); /* the swap below decides */
+    kvl_word *desired = &call->file->slots[call->slot].ownership.desired[call->bound];
+    uint64_t current = atomic_load_explicit(desired, memory_order_relaxed); /* the swap below decides */
     KVL_POINT("swap:read");
     while (revision_of(current) < revision_of(call->word)) {
         if (revision_of(current) < call->floor) {
@@ -377,13 +422,14 @@ static int swap(void *argument)
             return KVL_E_SET_BACK;
         }
         /* release pairs with the acquire fence in kvl_agree; acquire keeps stores to later members behind this one */
-        if (atomic_compare_exchange_weak_explicit(&ownership->desired, &current, call->word, memory_order_acq_rel,
+        if (atomic_compare_exchange_weak_explicit(desired, &current, call->word, memory_order_acq_rel,
                                                   memory_order_relaxed)) {
             call->found = current;
             KVL_POINT("swap:swapped");
             if (call->has_record) {
                 call->record.before = current;
                 call->record.after = call->word;
+                call->record.bound = call->bound;
                 kvl_audit_append(call->file, &call->record);
             }
             return KVL_RAISED;
@@ -416,11 +462,11 @@ static int raise_locked(kvl_ledger *ledger, struct raise *call)
     return result;
 }
 
-int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t word, uint32_t floor,
+int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint32_t bound, uint64_t word, uint32_t floor,
               const struct kvl_audit *record, uint64_t *found)
 {
     *found = 0;
-    if (slot >= KVL_SLOTS) {
+    if (slot >= KVL_SLOTS || bound >= KVL_BOUNDS) {
         return -EINVAL;
     }
     if (!ledger->writable) {
@@ -430,7 +476,8 @@ int kvl_raise(kvl_ledger *ledger, uint32_t slot, uint64_t incarnation, uint64_t 
     if (result < 0) {
         return result;
     }
-    struct raise call = {.file = ledger->file, .slot = slot, .incarnation = incarnation, .word = word, .floor = floor};
+    struct raise call = {.file = ledger->file, .slot = slot, .bound = bound, .incarnation = incarnation, .word = word,
+                         .floor = floor};
     if (record != NULL) {
         call.record = *record;
         call.has_record = 1;
@@ -455,7 +502,7 @@ int kvl_acknowledge(kvl_ledger *ledger, const struct kvl_report *report)
     }
     struct layout_report copy = {.body = *report};
     copy.body.reported_ns = kvl_realtime_ns();
-    copy.seal = kvl_seal(ledger->incarnation, &copy.body, sizeof copy.body);
+    seal_report(&copy, ledger->incarnation);
     KVL_POINT("acknowledge:sealed");
     result = kvl_write_at(ledger, &copy, sizeof copy,
                           offset_of((uint32_t)ledger->slot) + offsetof(struct layout_slot, report));

@@ -1,4 +1,4 @@
-"""Change how many idle prefix-cache tokens a running engine keeps, and see what it keeps.
+"""Change how many tokens of KV a running engine keeps, idle and in all, and see what it keeps.
 
 Importing this loads nothing; its names are loaded when first used, with neither torch nor an engine nor a parser of C.
 """
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         forecast_prefix_cache_retention_limit,
         get_instances,
         get_publication_history,
+        set_kv_capacity_limit,
         set_prefix_cache_retention_limit,
     )
     from kvcached.control.queries.forecast import Forecast, ReplicaForecast
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
         Rejection,
     )
     from kvcached.settings import SettingsError
-    from kvcached.values import Outcome, Update
+    from kvcached.values import Bound, BoundReport, Outcome, Update
 
 __all__ = [
+    "Bound",
+    "BoundReport",
     "Forecast",
     "InstanceStatus",
     "KvcachedError",
@@ -51,6 +54,7 @@ __all__ = [
     "forecast_prefix_cache_retention_limit",
     "get_instances",
     "get_publication_history",
+    "set_kv_capacity_limit",
     "set_prefix_cache_retention_limit",
 ]
 
@@ -60,6 +64,7 @@ _FROM = {
         "forecast_prefix_cache_retention_limit",
         "get_instances",
         "get_publication_history",
+        "set_kv_capacity_limit",
         "set_prefix_cache_retention_limit",
     ),
     "kvcached.control.queries.forecast": ("Forecast", "ReplicaForecast"),
@@ -75,7 +80,7 @@ _FROM = {
         "Rejection",
     ),
     "kvcached.settings": ("SettingsError",),
-    "kvcached.values": ("Outcome", "Update"),
+    "kvcached.values": ("Bound", "BoundReport", "Outcome", "Update"),
 }
 
 

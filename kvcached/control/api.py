@@ -8,6 +8,7 @@ from kvcached.arguments import check_incarnation, check_limit, check_note, check
 from kvcached.ledger.publication import publish
 from kvcached.light_dataclasses import replace
 from kvcached.settings import check_instance_name, choose_ledger_dir
+from kvcached.values import Bound
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -70,6 +71,70 @@ def set_prefix_cache_retention_limit(
             or note. Nothing was written then.
 
     """
+    conditions = (if_revision, if_incarnation, if_different)
+    return _publish(limit_tokens, Bound.LIMIT, instance_name, ledger_dir, conditions, wait, stop, note)
+
+
+def set_kv_capacity_limit(
+    limit_tokens: int,
+    *,
+    instance_name: str,
+    ledger_dir: str | os.PathLike[str] | None = None,
+    if_revision: int | None = None,
+    if_incarnation: str | None = None,
+    if_different: bool = False,
+    wait: float | None = None,
+    stop: threading.Event | None = None,
+    note: str = "",
+) -> PublicationResult:
+    """Publish how many tokens of KV the engines of an instance may hold in all, in use and idle: the *cap*.
+
+    The twin of :func:`set_prefix_cache_retention_limit`, with revisions of its own: a cap never changes a limit. The
+    same arguments, results and exceptions, and what differs:
+
+    * An engine evicts idle tokens to get below its cap. While running requests hold more than the cap it is
+      ``applying``, and takes blocks as they end; requests that do not fit wait, as they do when the pool is full.
+    * A cap below what one longest request needs is not applied: ``rejected_below_floor``, with the number.
+    * A restarted engine begins with ``KVCACHED_MAX_KV_TOKENS`` again.
+    * Where memory can be returned, engines return that of capped blocks to the operating system. ``returns`` in
+      ``status --json`` says whether this one does, or why not.
+
+    Args:
+        limit_tokens: Tokens of KV that each replica may hold: -1 the whole pool, N at most N.
+        instance_name: The name the operator gave the engine (``KVCACHED_INSTANCE_NAME``).
+        ledger_dir: The ledger directory; default ``KVCACHED_LEDGER_DIR``, else ``/dev/shm/kvcached-<uid>``.
+        if_revision: Publish only if the instance's highest revision of the cap is exactly this one.
+        if_incarnation: As for the limit.
+        if_different: Publish nothing if this cap is desired everywhere already.
+        wait: Seconds, up to 1e9, to wait until every replica reports the cap applied, which it does once the memory
+            beyond it is returned; where its device cannot return memory, once no more tokens are held.
+        stop: Set this event from another thread to end the wait within a quarter of a second.
+        note: Why, in one line of at most 55 bytes, for the record of publications.
+
+    Returns:
+        The result. Whatever the outside world does wrong is in it and is not raised.
+
+    Raises:
+        TypeError: as for the limit.
+        ValueError: as for the limit.
+
+    """
+    conditions = (if_revision, if_incarnation, if_different)
+    return _publish(limit_tokens, Bound.CAP, instance_name, ledger_dir, conditions, wait, stop, note)
+
+
+def _publish(
+    limit_tokens: int,
+    bound: Bound,
+    instance_name: str,
+    ledger_dir: str | os.PathLike[str] | None,
+    conditions: tuple[int | None, str | None, bool],
+    wait: float | None,
+    stop: threading.Event | None,
+    note: str,
+) -> PublicationResult:
+    """Check the arguments of both functions and do what they say."""
+    if_revision, if_incarnation, if_different = conditions
     _check(limit_tokens, instance_name, if_revision, if_incarnation)
     check_note(note)
     seconds = None if wait is None else check_wait(wait)
@@ -79,6 +144,7 @@ def set_prefix_cache_retention_limit(
         limit_tokens,
         instance_name,
         directory,
+        bound=bound,
         if_revision=if_revision,
         if_incarnation=if_incarnation,
         if_different=if_different,

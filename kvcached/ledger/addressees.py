@@ -8,21 +8,23 @@ from kvcached.ledger.replicas import find_conflict
 from kvcached.ledger.results import PublicationStatus
 from kvcached.ledger.snapshot import Snapshot, look_at, unwritable
 from kvcached.light_dataclasses import dataclass
-from kvcached.values import Outcome, incarnation_text, kept_tokens
+from kvcached.values import Bound, Outcome, incarnation_text, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
     from kvcached.ledger.replicas import Replica
+    from kvcached.values import Update
 
 
 @dataclass(frozen=True)
 class Addressees:
-    """Who a publication goes to, the highest revision among them, and which files could not be used."""
+    """Who a publication of ``bound`` goes to, its highest revision among them, and which files could not be used."""
 
     replicas: Sequence[Replica]
+    bound: Bound
     newest: int
     refused: tuple[str, ...]
 
@@ -33,9 +35,13 @@ class Addressees:
 
     def desire(self, limit_tokens: int) -> bool:
         """Return whether all members of all replicas are there and are told this limit already, by one publication."""
-        told = {member.slot.desired for replica in self.replicas for member in replica.members}
+        told = set(_desired(self.replicas, self.bound))
         missing = any(replica.missing for replica in self.replicas)
         return not missing and len(told) == 1 and told.pop().limit_tokens == limit_tokens
+
+
+def _desired(replicas: Sequence[Replica], bound: Bound) -> list[Update]:
+    return [member.slot.desired_of(bound) for replica in replicas for member in replica.members]
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,11 @@ class Obstacle:
 
 
 def look_up(
-    directory: LedgerDirectory, instance_name: str, if_revision: int | None, if_incarnation: str | None = None
+    directory: LedgerDirectory,
+    instance_name: str,
+    bound: Bound,
+    if_revision: int | None,
+    if_incarnation: str | None = None,
 ) -> Addressees | Obstacle:
     """Find the live replicas of an instance, or what prevents publishing. Writes nothing."""
     snapshot = look_at(directory)
@@ -63,9 +73,9 @@ def look_up(
     conflict = find_conflict(replicas)
     if conflict is not None:
         return Obstacle(PublicationStatus.UNAVAILABLE, (conflict,))
-    newest = max(member.slot.desired.revision for replica in replicas for member in replica.members)
+    newest = max(pair.revision for pair in _desired(replicas, bound))
     unwritables = (text for replica in replicas for text in unwritable(replica, snapshot))
-    found = Addressees(replicas, newest, (*refused, *unwritables))
+    found = Addressees(replicas, bound, newest, (*refused, *unwritables))
     unmet = _unmet(found, if_revision, if_incarnation)
     return Obstacle(PublicationStatus.SUPERSEDED, (unmet,), replicas) if unmet else found
 
@@ -91,24 +101,28 @@ def _unmet(found: Addressees, if_revision: int | None, if_incarnation: str | Non
     if if_incarnation is not None and found.incarnation != if_incarnation.lower():
         return f"the instance was restarted or registered again (it is {found.incarnation}, not {if_incarnation})"
     if if_revision is not None and found.newest != if_revision:
-        return f"the instance's highest revision is {found.newest}, not {if_revision}"
+        kind = "" if found.bound is Bound.LIMIT else f" of the {found.bound.value}"
+        return f"the instance's highest revision{kind} is {found.newest}, not {if_revision}"
     return ""
 
 
-def warnings_for(replicas: Sequence[Replica], limit_tokens: int) -> list[str]:
-    """Return what a caller would want to know about this limit and these engines."""
-    warnings = []
-    for replica in replicas:
-        identity, report = replica.slot.identity, replica.slot.report
-        name = f"replica {identity.replica}"
-        if report.outcome is Outcome.UNSUPPORTED_ENGINE:
-            warnings.append(f"{name} will not apply it: {report.reason}")
-        if report.outcome is Outcome.REJECTED_PIPELINE_PARALLEL:
-            warnings.append(f"{name} applies nothing while pp_size is {identity.pp_size}")
-        if kept_tokens(limit_tokens, identity.block_tokens) > limit_tokens:
-            warnings.append(
-                f"{name} keeps one block, {identity.block_tokens} tokens, which is more than {limit_tokens}"
-            )
-        if report.capacity_tokens and limit_tokens > report.capacity_tokens:
-            warnings.append(f"{name} holds {report.capacity_tokens} tokens at most, so this limit has no effect")
-    return warnings
+def warnings_for(found: Addressees, tokens: int) -> list[str]:
+    """Return what a caller would want to know about this limit or cap and these engines."""
+    return [
+        f"replica {replica.slot.identity.replica} {text}"
+        for replica in found.replicas
+        for text in _warnings_of(replica, tokens, found.bound)
+    ]
+
+
+def _warnings_of(replica: Replica, tokens: int, bound: Bound) -> Iterator[str]:
+    identity, report = replica.slot.identity, replica.slot.report
+    answer = report.of(bound)
+    if answer.outcome is Outcome.UNSUPPORTED_ENGINE:
+        yield f"will not apply it: {answer.reason}"
+    if answer.outcome is Outcome.REJECTED_PIPELINE_PARALLEL:
+        yield f"applies nothing while pp_size is {identity.pp_size}"
+    if bound is Bound.LIMIT and kept_tokens(tokens, identity.block_tokens) > tokens:
+        yield f"keeps one block, {identity.block_tokens} tokens, which is more than {tokens}"
+    if report.capacity_tokens and tokens > report.capacity_tokens:
+        yield f"holds {report.capacity_tokens} tokens at most, so this {bound.value} has no effect"

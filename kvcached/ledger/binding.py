@@ -12,12 +12,12 @@ import time
 
 from kvcached.errors import KvcachedError
 from kvcached.ledger.codes import TableFullError, checked, loss_of, refusal_of
-from kvcached.ledger.structs import Structs
-from kvcached.values import pack, unpack
+from kvcached.ledger.structs import BOUND_CODES, Structs
+from kvcached.values import Bound, pack, unpack
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from kvcached.ledger.contents import AuditRecord, Slot
@@ -136,23 +136,39 @@ class Handle:
         if pointer is not None:
             self._lib.kvl_close(pointer)
 
-    def check(self, path: str, revision: int = 0) -> str | None:
+    def check(self, path: str, revisions: Mapping[Bound, int] | None = None) -> str | None:
         """Return why publishers cannot reach what is open here, or None if ``path`` still leads to it, whole.
 
-        For a handle that registered a slot, the registration is looked at as well; ``revision`` is one that its word
-        had before. Raises :class:`DamagedLedgerError` for a file that was cut or overwritten, and another
+        For a handle that registered a slot, the registration is looked at as well; ``revisions`` are those that its
+        words had before. Raises :class:`DamagedLedgerError` for a file that was cut or overwritten, and another
         :class:`OSError` if it could not be looked at, which says neither.
         """
-        code = self._lib.kvl_check(self._ledger, _AT_FDCWD, os.fsencode(path), revision)
+        once = [0 if revisions is None else revisions.get(bound, 0) for bound in Bound]
+        code = self._lib.kvl_check(self._ledger, _AT_FDCWD, os.fsencode(path), self._ffi.new("uint32_t[]", once))
         reason = loss_of(self._lib, code)
         if reason is None:
             checked(code, path)
         return reason
 
-    def register(self, identity: Identity, member: int, members: int, incarnation: int, desired: Update) -> int:
-        """Claim a slot and write who owns it; the index. Raises :class:`TableFullError` or :class:`OSError`."""
+    def register(
+        self,
+        identity: Identity,
+        member: int,
+        members: int,
+        incarnation: int,
+        desired: Sequence[Update] = (),
+        report: Report | None = None,
+    ) -> int:
+        """Claim a slot and write who owns it; the index. Raises :class:`TableFullError` or :class:`OSError`.
+
+        The slot begins with the ``desired`` pairs, and with the identity's startup value where a bound has none there;
+        and with ``report``, so that nobody sees it without.
+        """
         raw = self._structs.new_identity(identity, member, members)
-        code = self._lib.kvl_register(self._ledger, raw, incarnation, pack(desired))
+        pairs = {bound: identity.startup(bound) for bound in Bound} | {pair.bound: pair for pair in desired}
+        words = self._ffi.new("uint64_t[]", [pack(pairs[bound]) for bound in Bound])
+        first = self._ffi.NULL if report is None else self._structs.new_report(report)
+        code = self._lib.kvl_register(self._ledger, raw, incarnation, words, first)
         if code == -errno.EUSERS:
             message = f"all {self.slots} slots belong to live engines"
             raise TableFullError(message)
@@ -184,12 +200,13 @@ class Handle:
     def is_blank(self, index: int) -> bool:
         """Return whether no engine ever registered in this slot."""
         word = self._ffi.new("uint64_t *")
-        return bool(self._lib.kvl_desired(self._ledger, index, 0, word) == 0)
+        return bool(self._lib.kvl_desired(self._ledger, index, 0, BOUND_CODES[Bound.LIMIT], word) == 0)
 
-    def desired(self, index: int, incarnation: int) -> Update | None:
+    def desired(self, index: int, incarnation: int, bound: Bound = Bound.LIMIT) -> Update | None:
         """Return the desired pair of a slot that carries ``incarnation``, alive or not; None if another or lost."""
         word = self._ffi.new("uint64_t *")
-        return unpack(word[0]) if self._lib.kvl_desired(self._ledger, index, incarnation, word) == 0 else None
+        code = self._lib.kvl_desired(self._ledger, index, incarnation, BOUND_CODES[bound], word)
+        return unpack(word[0], bound) if code == 0 else None
 
     def is_owned(self, index: int, incarnation: int) -> bool:
         """Return whether ``incarnation`` still owns the slot. Raises :class:`OSError` if that cannot be found out."""
@@ -198,7 +215,7 @@ class Handle:
     def raise_desired(
         self, index: int, incarnation: int, update: Update, record: AuditRecord | None = None, *, floor: int = 0
     ) -> tuple[bool, Update]:
-        """Publish ``update`` if its revision is higher; return whether it was, and the pair found.
+        """Publish ``update`` if its revision is above its bound's; return whether it was, and the pair found.
 
         ``record`` is appended to the file's record, with the pairs before and after filled in. ``floor`` is a revision
         that was read there before. Raises :class:`ProcessLookupError` if ``incarnation`` does not own the slot any
@@ -206,8 +223,9 @@ class Handle:
         """
         found = self._ffi.new("uint64_t *")
         raw = self._ffi.NULL if record is None else self._structs.new_audit(record)
-        code = checked(self._lib.kvl_raise(self._ledger, index, incarnation, pack(update), floor, raw, found), "raise")
-        return code == self._lib.KVL_RAISED, unpack(found[0])
+        bound, word = BOUND_CODES[update.bound], pack(update)
+        code = self._lib.kvl_raise(self._ledger, index, incarnation, bound, word, floor, raw, found)
+        return checked(code, "raise") == self._lib.KVL_RAISED, unpack(found[0], update.bound)
 
     def acknowledge(self, report: Report) -> None:
         """Write a report into the slot that this handle registered. Raises :class:`OSError` after a fork."""
@@ -269,8 +287,8 @@ class Agreement:
         self._ledgers = library.ffi.new("kvl_ledger *[]", [handle._ledger for handle in handles])  # noqa: SLF001
         self._out = library.ffi.new("uint64_t *")
 
-    def pair(self) -> Update | None:
-        """Return the pair that is stored in all members under their incarnation, or None while they differ."""
-        if self._agree(self._ledgers, len(self._handles), self._out) == 1:
-            return unpack(self._out[0])
+    def pair(self, bound: Bound = Bound.LIMIT) -> Update | None:
+        """Return the pair that all members store of ``bound`` under their incarnation, or None while they differ."""
+        if self._agree(self._ledgers, len(self._handles), BOUND_CODES[bound], self._out) == 1:
+            return unpack(self._out[0], bound)
         return None

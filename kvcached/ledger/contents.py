@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvcached.light_dataclasses import dataclass
+from kvcached.values import Bound
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -27,11 +28,13 @@ class FileStatus:
 class Slot:
     """One live slot as stored in the file; times are nanoseconds since the epoch.
 
-    ``consistent`` is False when the report is not whole. It is then the report of an engine that has said nothing yet.
+    ``desired`` is the limit's pair and ``desired_cap`` the cap's. ``consistent`` is False when the report is not whole.
+    It is then the report of an engine that has said nothing yet.
     """
 
     incarnation: int
     desired: Update
+    desired_cap: Update
     registered_ns: int
     identity: Identity
     member: int
@@ -41,10 +44,17 @@ class Slot:
     reported_ns: int
     consistent: bool
 
+    def desired_of(self, bound: Bound) -> Update:
+        """Return the pair that is desired of ``bound``."""
+        return self.desired_cap if bound is Bound.CAP else self.desired
+
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """One publication as its publisher recorded it; the time is nanoseconds since the epoch."""
+    """One publication as its publisher recorded it; the time is nanoseconds since the epoch.
+
+    Both pairs are of one bound, the one that was published.
+    """
 
     when_ns: int
     before: Update

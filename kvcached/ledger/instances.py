@@ -16,30 +16,41 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from kvcached.ledger.replicas import Replica
-    from kvcached.values import Outcome, Update
+    from kvcached.ledger.replicas import Member, Replica
+    from kvcached.values import BoundReport, Outcome, Update
 
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """What is stored in one member's slot: the *desired* pair. The limit is in tokens."""
+    """What is stored in one member's slot: the *desired* pairs. The limit, and that of ``cap``, is in tokens."""
 
     gpu: str
     revision: int
     limit_tokens: int
+    cap: Update
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {"gpu": self.gpu, "revision": self.revision, "limit_tokens": self.limit_tokens}
+        return {
+            "gpu": self.gpu,
+            "revision": self.revision,
+            "limit_tokens": self.limit_tokens,
+            "cap": _pair(self.cap),
+        }
+
+
+def _pair(update: Update) -> dict[str, Any]:
+    return {"revision": update.revision, "limit_tokens": update.limit_tokens}
 
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """One replica as the ledger shows it. All sizes are tokens, ages are seconds.
+    """One replica as the ledger shows it. Sizes are tokens where their names do not say bytes, ages are seconds.
 
-    ``applied`` is the pair in force; ``settled_revision`` the newest one applied or rejected; ``split`` tells that the
-    members do not all carry the same pair, or that some are missing; ``report_age_s`` is None before the first report;
-    ``incarnation`` (16 hex digits) is another one after a restart.
+    ``applied`` is the limit's pair in force; ``settled_revision`` the newest one applied or rejected; ``cap`` has the
+    same of the cap. ``split`` tells that the members do not all carry the same pairs, or that some are missing;
+    ``report_age_s`` is None before the first report; ``incarnation`` (16 hex digits) is another one after a restart.
+    The bytes are those of :class:`kvcached.values.Report`.
     """
 
     replica: int
@@ -61,6 +72,13 @@ class ReplicaStatus:
     missing_members: tuple[int, ...]
     report_age_s: float | None
     incarnation: str
+    startup_cap_tokens: int
+    cap: BoundReport
+    token_bytes: int
+    pool_bytes: int
+    resident_bytes: int
+    returned_bytes: int
+    returns: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -70,7 +88,7 @@ class ReplicaStatus:
             "pp_size": self.pp_size,
             "startup_limit_tokens": self.startup_limit_tokens,
             "block_tokens": self.block_tokens,
-            "applied": {"revision": self.applied.revision, "limit_tokens": self.applied.limit_tokens},
+            "applied": _pair(self.applied),
             "settled_revision": self.settled_revision,
             "outcome": self.outcome.value,
             "reason": self.reason,
@@ -84,6 +102,13 @@ class ReplicaStatus:
             "missing_members": list(self.missing_members),
             "report_age_s": self.report_age_s,
             "incarnation": self.incarnation,
+            "startup_cap_tokens": self.startup_cap_tokens,
+            "cap": {**_pair(self.cap.applied), "outcome": self.cap.outcome.value, "reason": self.cap.reason},
+            "token_bytes": self.token_bytes,
+            "pool_bytes": self.pool_bytes,
+            "resident_bytes": self.resident_bytes,
+            "returned_bytes": self.returned_bytes,
+            "returns": self.returns,
         }
 
 
@@ -153,7 +178,7 @@ def replica_status(replica: Replica, now_ns: int) -> ReplicaStatus:
     """Return the user's view of one replica."""
     slot = replica.slot
     identity, report = slot.identity, slot.report
-    desired = {member.slot.desired for member in replica.members}
+    desired = {(member.slot.desired, member.slot.desired_cap) for member in replica.members}
     return ReplicaStatus(
         replica=identity.replica,
         tp_size=identity.tp_size,
@@ -170,11 +195,20 @@ def replica_status(replica: Replica, now_ns: int) -> ReplicaStatus:
         evicted_tokens=report.evicted_tokens,
         eviction_errors=report.eviction_errors,
         split=len(desired) > 1 or bool(replica.missing),
-        members=tuple(
-            MemberStatus(member.ledger.gpu, member.slot.desired.revision, member.slot.desired.limit_tokens)
-            for member in replica.members
-        ),
+        members=tuple(map(_member_status, replica.members)),
         missing_members=tuple(replica.missing),
         report_age_s=(now_ns - slot.reported_ns) / 1e9 if slot.reported_ns else None,
         incarnation=incarnation_text([slot.incarnation]),
+        startup_cap_tokens=identity.startup_cap_tokens,
+        cap=report.cap,
+        token_bytes=report.token_bytes,
+        pool_bytes=report.pool_bytes,
+        resident_bytes=report.resident_bytes,
+        returned_bytes=report.returned_bytes,
+        returns=report.returns,
     )
+
+
+def _member_status(member: Member) -> MemberStatus:
+    slot = member.slot
+    return MemberStatus(member.ledger.gpu, slot.desired.revision, slot.desired.limit_tokens, slot.desired_cap)

@@ -1,8 +1,9 @@
-"""Publishing a limit to all members of an instance.
+"""Publishing a limit or a cap to all members of an instance.
 
 Every publisher goes through the members in the same order and only ever raises a word, so the files converge to the
 newest publication whatever the interleaving. The first member of a replica is the sequencer: winning it makes the
-revision belong to this limit.
+revision belong to this limit. What is said of limits holds for caps too: each bound has words and revisions of its
+own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.ledger.results import MemberResult, MemberResultStatus, PublicationResult, PublicationStatus, Rejection
 from kvcached.light_dataclasses import replace
 from kvcached.program_name import program_name
-from kvcached.values import MAX_REVISION, UNLIMITED, Update, incarnation_text
+from kvcached.values import MAX_REVISION, UNLIMITED, Bound, Update, incarnation_text
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -41,20 +42,21 @@ def publish(
     instance_name: str,
     ledger_dir: str,
     *,
+    bound: Bound = Bound.LIMIT,
     if_revision: int | None = None,
     if_incarnation: str | None = None,
     if_different: bool = False,
     note: str = "",
 ) -> PublicationResult:
-    """Publish a limit, already checked, to an instance. What the outside world does wrong comes back as a result.
+    """Publish a limit or cap, already checked. What the outside world does wrong comes back as a result.
 
     With ``if_revision`` and ``if_incarnation`` only if these are still so; with ``if_different`` only if another limit
     is desired anywhere.
     """
-    nothing = PublicationResult(PublicationStatus.UNAVAILABLE, instance_name, limit_tokens, 0)
+    nothing = PublicationResult(PublicationStatus.UNAVAILABLE, instance_name, limit_tokens, 0, bound=bound)
     try:
         with LedgerDirectory(ledger_dir, writable=True) as directory:
-            found = look_up(directory, instance_name, if_revision, if_incarnation)
+            found = look_up(directory, instance_name, bound, if_revision, if_incarnation)
             if isinstance(found, Obstacle):
                 return _hindered(found, nothing)
             nothing = replace(nothing, incarnation=found.incarnation)
@@ -74,7 +76,7 @@ def _hindered(obstacle: Obstacle, nothing: PublicationResult) -> PublicationResu
         nothing,
         status=obstacle.status,
         warnings=(f"{obstacle.warnings[0]}: nothing was written", *obstacle.warnings[1:]),
-        gpus=tuple(_untouched(obstacle.replicas, MemberResultStatus.SUPERSEDED)),
+        gpus=tuple(_untouched(obstacle.replicas, nothing.bound, MemberResultStatus.SUPERSEDED)),
         incarnation=incarnation_text(replica.slot.incarnation for replica in obstacle.replicas),
     )
 
@@ -85,21 +87,21 @@ def _unchanged(found: Addressees, nothing: PublicationResult) -> PublicationResu
         status=PublicationStatus.ACCEPTED,
         revision=found.newest,
         unchanged=True,
-        gpus=tuple(_untouched(found.replicas, MemberResultStatus.PUBLISHED)),
-        warnings=(*warnings_for(found.replicas, nothing.limit_tokens), *found.refused),
+        gpus=tuple(_untouched(found.replicas, nothing.bound, MemberResultStatus.PUBLISHED)),
+        warnings=(*warnings_for(found, nothing.limit_tokens), *found.refused),
     )
 
 
 def _publish_to_found(
     found: Addressees, nothing: PublicationResult, note: str, *, may_restart: bool
 ) -> PublicationResult:
-    attempt = _publish_to(found.replicas, nothing.limit_tokens, found.newest, note=note, may_restart=may_restart)
+    attempt = _publish_to(found, nothing.limit_tokens, note=note, may_restart=may_restart)
     if attempt is None:
         warning = f"revision {MAX_REVISION} is the last: restart the engine, which begins at 0 again"
-        entries = tuple(_untouched(found.replicas, MemberResultStatus.FAILED, "no revisions are left"))
+        entries = tuple(_untouched(found.replicas, nothing.bound, MemberResultStatus.FAILED, "no revisions are left"))
         return replace(nothing, warnings=(warning,), gpus=entries)
     attempt.finish()
-    warnings = (*warnings_for(found.replicas, nothing.limit_tokens), *found.refused)
+    warnings = (*warnings_for(found, nothing.limit_tokens), *found.refused)
     return _result(attempt, nothing, warnings)
 
 
@@ -118,7 +120,8 @@ class _Attempt:
         """One entry for each member. Those that were not reached were overtaken before: what they hold decides."""
         results = []
         for replica in self._replicas:
-            results += [self._noted.get(_place(member)) or _lost(member) for member in replica.members]
+            bound = self.update.bound
+            results += [self._noted.get(_place(member)) or _lost(member, bound) for member in replica.members]
             results += _missing(replica)
         return results
 
@@ -152,7 +155,7 @@ class _Attempt:
     def _raise(self, member: Member) -> Update | None:
         """Raise one member: the pair that was replaced or that won, or None after a failure, which is noted."""
         if not member.ledger.writable:
-            self._note(member, MemberResultStatus.FAILED, member.slot.desired, "read-only for you")
+            self._note(member, MemberResultStatus.FAILED, self._seen(member), "read-only for you")
             return None
         try:
             _, found = member.ledger.handle.raise_desired(
@@ -160,16 +163,19 @@ class _Attempt:
                 member.slot.incarnation,
                 self.update,
                 self._record,
-                floor=member.slot.desired.revision,
+                floor=self._seen(member).revision,
             )
         except OSError as error:
             self._note(member, MemberResultStatus.FAILED, None, _failure(error))
             return None
         return found
 
+    def _seen(self, member: Member) -> Update:
+        return member.slot.desired_of(self.update.bound)
+
     def _note_unwritten(self, members: Iterable[Member]) -> None:
         for member in members:
-            self._note(member, MemberResultStatus.FAILED, member.slot.desired, _NOT_WRITTEN)
+            self._note(member, MemberResultStatus.FAILED, self._seen(member), _NOT_WRITTEN)
 
     def _note(
         self, member: Member, status: MemberResultStatus, stored: Update | None, error: str | None = None
@@ -200,7 +206,7 @@ def _lost_since(member: Member, update: Update) -> str | None:
         owned = handle.is_owned(member.index, incarnation)
     except OSError as error:
         return _failure(error)
-    stored = handle.desired(member.index, incarnation)
+    stored = handle.desired(member.index, incarnation, update.bound)
     # An old copy of the file may have been put back in between.
     kept = stored is not None and (stored == update or stored.revision > update.revision)
     if owned and kept and member.ledger.is_current():
@@ -219,9 +225,9 @@ def _entry(member: Member, status: MemberResultStatus, stored: Update | None, er
     return MemberResult(member.ledger.gpu, member.slot.identity.replica, status, revision, limit, error)
 
 
-def _lost(member: Member) -> MemberResult:
-    slot = member.ledger.handle.read_slot(member.index)
-    return _entry(member, MemberResultStatus.SUPERSEDED, slot.desired if slot else member.slot.desired)
+def _lost(member: Member, bound: Bound) -> MemberResult:
+    slot = member.ledger.handle.read_slot(member.index) or member.slot
+    return _entry(member, MemberResultStatus.SUPERSEDED, slot.desired_of(bound))
 
 
 def _missing(replica: Replica) -> list[MemberResult]:
@@ -237,23 +243,21 @@ def _missing_text(index: int, members: int) -> str:
 
 
 def _untouched(
-    replicas: Sequence[Replica], status: MemberResultStatus, error: str | None = None
+    replicas: Sequence[Replica], bound: Bound, status: MemberResultStatus, error: str | None = None
 ) -> Iterator[MemberResult]:
     """Yield an entry for each member of a publication that wrote nothing: what is stored there."""
     for replica in replicas:
-        yield from (_entry(member, status, member.slot.desired, error) for member in replica.members)
+        yield from (_entry(member, status, member.slot.desired_of(bound), error) for member in replica.members)
         yield from _missing(replica)
 
 
-def _publish_to(
-    replicas: Sequence[Replica], limit_tokens: int, newest: int, *, note: str = "", may_restart: bool
-) -> _Attempt | None:
-    """Publish under the revision after ``newest``, or a higher one if others take it; None if there is none left."""
-    attempt = None
+def _publish_to(found: Addressees, limit_tokens: int, *, note: str, may_restart: bool) -> _Attempt | None:
+    """Publish under the next revision of the bound, or a higher one if others take it; None if there is none left."""
+    newest, replicas, attempt = found.newest, found.replicas, None
     for _ in range(MAX_ATTEMPTS):
         if newest >= MAX_REVISION:
             return None
-        attempt = _Attempt(Update(newest + 1, limit_tokens), replicas, note)
+        attempt = _Attempt(Update(newest + 1, limit_tokens, found.bound), replicas, note)
         above = _raise_all(attempt, replicas)
         if above is None or not may_restart:
             return attempt
@@ -291,5 +295,5 @@ def _failure(error: OSError) -> str:
 
 
 def _audit_record(update: Update, instance_name: str, note: str) -> AuditRecord:
-    nobody, user, process = Update(0, UNLIMITED), os.getuid(), os.getpid()
+    nobody, user, process = Update(0, UNLIMITED, update.bound), os.getuid(), os.getpid()
     return AuditRecord(time.time_ns(), nobody, update, user, process, instance_name, program_name(), note)

@@ -18,11 +18,11 @@ from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.settings import check_gpu_id, default_ledger_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvcached.ledger.contents import FileStatus
     from kvcached.ledger.open_ledger import Ledger
-    from kvcached.values import Identity, Report, Update
+    from kvcached.values import Bound, Identity, Report, Update
 
 LOCK_PATIENCE_S = 0.02
 """How long a registration waits for another one in the same directory before it goes on beside it."""
@@ -57,26 +57,31 @@ class Registration:
     Publishers write the last member last and ring its doorbell: that is the one to listen to.
     """
 
-    def __init__(self, identity: Identity, ledgers: Sequence[Ledger], desired: Update) -> None:
-        """Claim the slots. Raises what the native layer raises; closing the ledgers gives up what was claimed."""
+    def __init__(
+        self, identity: Identity, ledgers: Sequence[Ledger], desired: Sequence[Update], report: Report | None = None
+    ) -> None:
+        """Claim the slots, which begin with these pairs and this report.
+
+        Raises what the native layer raises; closing the ledgers gives up what was claimed.
+        """
         self.ledgers = tuple(ledgers)
         self.incarnation = secrets.randbits(64) or 1
         self._slots = [
-            ledger.handle.register(identity, member, len(ledgers), self.incarnation, desired)
+            ledger.handle.register(identity, member, len(ledgers), self.incarnation, desired, report)
             for member, ledger in enumerate(ledgers)
         ]
         self._agreement = binding.Agreement([ledger.handle for ledger in ledgers])
         self.first_place = SlotPlace(ledgers[0].gpu, self._slots[0], self.incarnation)
         self._last = ledgers[-1].handle
 
-    def agreed(self) -> Update | None:
-        """Return the pair that all members carry, or None while they differ."""
-        return self._agreement.pair()
+    def agreed(self, bound: Bound) -> Update | None:
+        """Return the pair of ``bound`` that all members carry, or None while they differ."""
+        return self._agreement.pair(bound)
 
-    def words(self) -> list[Update | None]:
-        """Return each member's own word, None where it is lost; also after :meth:`unregister`."""
+    def words(self, bound: Bound) -> list[Update | None]:
+        """Return each member's own word of ``bound``, None where it is lost; also after :meth:`unregister`."""
         return [
-            ledger.handle.desired(slot, self.incarnation)
+            ledger.handle.desired(slot, self.incarnation, bound)
             for ledger, slot in zip(self.ledgers, self._slots, strict=True)
         ]
 
@@ -94,9 +99,9 @@ class Registration:
             ledger.handle.acknowledge(report)
         self.ledgers[0].handle.ring(binding.ACKNOWLEDGED)
 
-    def faults(self, revision: int) -> list[MemberFault]:
-        """Return what keeps publishers from reaching this registration, whose words once had ``revision``."""
-        return [fault for ledger in self.ledgers if (fault := _fault_of(ledger, revision)) is not None]
+    def faults(self, revisions: Mapping[Bound, int]) -> list[MemberFault]:
+        """Return what keeps publishers from reaching this registration, whose words once had ``revisions``."""
+        return [fault for ledger in self.ledgers if (fault := _fault_of(ledger, revisions)) is not None]
 
     def unregister(self) -> None:
         """Give the slots up and wake a thread that sleeps on their doorbell; the words stay readable."""
@@ -123,9 +128,9 @@ class MemberFault:
     damaged: bool
 
 
-def _fault_of(ledger: Ledger, revision: int) -> MemberFault | None:
+def _fault_of(ledger: Ledger, revisions: Mapping[Bound, int]) -> MemberFault | None:
     try:
-        reason = ledger.handle.check(ledger.path, revision)
+        reason = ledger.handle.check(ledger.path, revisions)
     except DamagedLedgerError:
         return MemberFault(ledger.gpu, ledger.handle.file, "was truncated or overwritten", damaged=True)
     except OSError:
@@ -133,8 +138,20 @@ def _fault_of(ledger: Ledger, revision: int) -> MemberFault | None:
     return None if reason is None else MemberFault(ledger.gpu, ledger.handle.file, reason, damaged=False)
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """What a registration begins with: a pair for each bound, and the first report, None before the engine made one."""
+
+    desired: tuple[Update, ...]
+    report: Report | None = None
+
+
 def register(
-    identity: Identity, gpu_ids: Sequence[str], ledger_dir: str, desired: Update, damaged: Sequence[MemberFault] = ()
+    identity: Identity,
+    gpu_ids: Sequence[str],
+    ledger_dir: str,
+    beginning: Beginning,
+    damaged: Sequence[MemberFault] = (),
 ) -> Registration:
     """Register a replica in the ledgers of all its GPUs, making directory and files where they are missing.
 
@@ -151,7 +168,7 @@ def register(
         if attempt > 0:
             time.sleep(secrets.SystemRandom().uniform(0, attempt * RIVAL_PAUSE_S))
         try:
-            return _register_once(identity, gpus, ledger_dir, desired, damaged)
+            return _register_once(identity, gpus, ledger_dir, beginning, damaged)
         except _RivalError as error:
             rival = str(error)
         except (LedgerDirectoryError, binding.NativeLibraryError) as error:
@@ -178,14 +195,14 @@ class _RivalError(Exception):
 
 
 def _register_once(
-    identity: Identity, gpus: Sequence[str], ledger_dir: str, desired: Update, damaged: Sequence[MemberFault]
+    identity: Identity, gpus: Sequence[str], ledger_dir: str, beginning: Beginning, damaged: Sequence[MemberFault]
 ) -> Registration:
     with LedgerDirectory(ledger_dir, writable=True, create=_may_create(ledger_dir)) as directory:
         directory.lock(time.monotonic() + LOCK_PATIENCE_S)
         try:
             for fault in damaged:
                 directory.set_aside(fault.gpu, fault.file)
-            return _register_in(identity, gpus, directory, desired)
+            return _register_in(identity, gpus, directory, beginning)
         finally:
             directory.unlock()
 
@@ -196,7 +213,9 @@ def _may_create(ledger_dir: str) -> bool:
     return ledger_dir == default_ledger_dir() or os.path.isdir(parent)
 
 
-def _register_in(identity: Identity, gpus: Sequence[str], directory: LedgerDirectory, desired: Update) -> Registration:
+def _register_in(
+    identity: Identity, gpus: Sequence[str], directory: LedgerDirectory, beginning: Beginning
+) -> Registration:
     directory.sweep()
     holder = _find_holder(identity, directory, apart_from=0)
     if holder is not None:
@@ -205,7 +224,7 @@ def _register_in(identity: Identity, gpus: Sequence[str], directory: LedgerDirec
         directory.create(gpu)
     ledgers = [directory.open(gpu) for gpu in gpus]
     try:
-        registration = Registration(identity, ledgers, desired)
+        registration = Registration(identity, ledgers, beginning.desired, beginning.report)
     except TableFullError as error:
         message = f"a ledger in {directory.path} is full, {error}; stop some of them or use another ledger directory"
         raise RegistrationError(message) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from kvcached.light_dataclasses import dataclass
+from kvcached.values import Bound
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class PublicationResult:
-    """What became of a publication.
+    """What became of a publication; ``bound`` says whether ``limit_tokens`` is a limit or a cap.
 
     ``accepted`` means written everywhere, not that anything was evicted. ``revision`` is the one this call took, 0 if
     it wrote nothing. ``gpus`` has one entry for each member, whatever happened. ``incarnation`` (16 hex digits, None if
@@ -95,6 +96,7 @@ class PublicationResult:
     engine_ended: bool = False
     unchanged: bool = False
     incarnation: str | None = None
+    bound: Bound = Bound.LIMIT
 
     @property
     def accepted(self) -> bool:
@@ -106,6 +108,7 @@ class PublicationResult:
         fields: dict[str, Any] = {
             "status": self.status.value,
             "instance_name": self.instance_name,
+            "bound": self.bound.value,
             "limit_tokens": self.limit_tokens,
             "revision": self.revision,
             "accepted": self.accepted,

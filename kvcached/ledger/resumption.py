@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def resume_from(words: Sequence[Update | None], taken: Update, limit_in_force: int) -> Update:
-    """Return the pair that all members of the new registration begin with.
+    """Return the pair of one bound that all members of the new registration begin with.
 
     Args:
-        words: What each own word says after the slots were given up; None for a member that cannot be read, or that
-            carries another incarnation.
+        words: What each own word of the bound says after the slots were given up; None for a member that cannot be
+            read, or that carries another incarnation.
         taken: The newest pair that was read in all members before.
-        limit_in_force: The limit that the engine keeps now, in tokens.
+        limit_in_force: The limit or cap that the engine keeps now, in tokens.
 
     Words below ``taken`` were set back and do not count. If all others agree on a newer pair, its publication may have
     been accepted: that pair is taken. If they differ, somebody published half of it, so neither is taken, and the limit
@@ -35,4 +35,4 @@ def resume_from(words: Sequence[Update | None], taken: Update, limit_in_force: i
     if len(newer) == 1:
         return newer.pop()
     highest = max(word.revision for word in newer)
-    return Update(min(highest + 1, MAX_REVISION), limit_in_force)
+    return Update(min(highest + 1, MAX_REVISION), limit_in_force, taken.bound)

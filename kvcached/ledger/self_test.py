@@ -58,7 +58,7 @@ def try_ledger(folder: str) -> Trial:
 
 
 def _try(engine: binding.Handle, publisher: binding.Handle) -> Trial:
-    index = engine.register(Identity("doctor", "none", "", 0, 1, 1, 0, 1), 0, 1, 1, Update(0, 0))
+    index = engine.register(Identity("doctor", "none", "", 0, 1, 1, 0, 1), 0, 1, 1, [Update(0, 0)])
     alive = publisher.read_slot(index) is not None
     seen = engine.bell(binding.PUBLISHED)
     publisher.raise_desired(index, 1, Update(1, 1))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvcached.ledger.resumption import resume_from
-from kvcached.values import UNLIMITED, Outcome, Report, Update
+from kvcached.ledger.bound_settlement import BoundSettlement
+from kvcached.ledger.registration import Beginning
+from kvcached.light_dataclasses import replace
+from kvcached.values import Bound, Identity, Report, Update
 
 if TYPE_CHECKING:
     from kvcached.ledger.registration import Registration
@@ -22,17 +23,15 @@ class Settlement:
     All methods may be called by any thread.
     """
 
-    def __init__(self, startup_limit_tokens: int) -> None:
+    def __init__(self, identity: Identity) -> None:
         """Begin with nothing published and no registration."""
         self.unsettled: Update | None = None  # set where the ledger is read, cleared when settled; read without a lock
-        self.taken = Update(0, startup_limit_tokens)  # the newest pair that all members carried
         self.registration: Registration | None = None
         self.registered = threading.Event()  # set while there is a registration, and for good once closed
         self.in_use = threading.Lock()  # held while wait uses a registration: nobody closes it meanwhile
-        self._startup_limit_tokens = startup_limit_tokens
-        self._settled_revision = 0
-        self._rejected = Update(0, 0)
-        self._report: Report | None = None
+        self._bounds = {bound: BoundSettlement(identity.startup(bound)) for bound in Bound}
+        self._report: Report | None = None  # as the engine made it
+        self._written: Report | None = None
         self._closed = False
         self._lock = threading.Lock()  # guards all of the above but what is read alone
 
@@ -40,27 +39,34 @@ class Settlement:
         """Read the ledger, unless the registration was replaced; return whether something is unsettled."""
         with self._lock:
             if registration is self.registration:
-                update = registration.agreed()
-                if update is not None and update.revision > self.taken.revision:
-                    self._take(update)
+                newer = [one for bound, one in self._bounds.items() if one.offer(registration.agreed(bound))]
+                if newer:
+                    self._taken(newer)
             return self.unsettled is not None
 
     def acknowledge(self, report: Report) -> None:
         """Take ``report`` for the replica's, settle what it covers, and write it if it differs from the last one."""
         with self._lock:
-            self._settled_revision = max(self._settled_revision, report.settled_revision)
-            if self.unsettled is not None and self.unsettled.revision <= self._settled_revision:
-                self.unsettled = None
-            if self._rejected.revision > report.settled_revision:
-                report = _as_invalid(report, self._rejected)
-            if report != self._report:
-                before, self._report = self._report, report
-                self._write()
-                if report.applied.revision > (before.applied.revision if before is not None else 0):
-                    _log_applied(report)
+            before, self._report = self._report, report
+            settled = [bound for bound, one in self._bounds.items() if one.answer(report.of(bound))]
+            self._hand_out(after=settled[0] if settled else None)
+            self._write_news()
+            for bound in Bound:
+                if report.of(bound).applied.revision > (before.of(bound).applied.revision if before else 0):
+                    _log_applied(report, bound)
+
+    def revisions(self) -> dict[Bound, int]:
+        """Return the newest revision of each bound that all members carried."""
+        with self._lock:
+            return {bound: one.taken.revision for bound, one in self._bounds.items()}
+
+    def beginning(self) -> Beginning:
+        """Return what the next registration begins with."""
+        with self._lock:
+            return Beginning(tuple(one.taken for one in self._bounds.values()), self._written)
 
     def adopt(self, registration: Registration) -> bool:
-        """Use a registration that was made with ``taken``; False once closed: the caller keeps it."""
+        """Use a registration that was made with :meth:`beginning`; False once closed: the caller keeps it."""
         with self._lock:
             if self._closed:
                 return False
@@ -79,9 +85,7 @@ class Settlement:
             # Publishers confirm after writing that the slot is still owned. Looking once more after giving it up means
             # that whatever was confirmed is seen here.
             registration.unregister()
-            before, after = self.taken, resume_from(registration.words(), self.taken, self._limit_in_force())
-            if after != before:
-                self._take(after)
+            self._taken([one for bound, one in self._bounds.items() if one.resume(registration.words(bound))])
             return True
 
     def close(self) -> Registration | None:
@@ -99,48 +103,58 @@ class Settlement:
         with self.in_use:
             registration.close()
 
-    def _take(self, update: Update) -> None:
-        self.taken = update
-        if update.limit_tokens >= UNLIMITED:
-            self.unsettled = update
-        else:
-            self.unsettled = None
-            self._reject_invalid(update)
+    def _taken(self, newer: list[BoundSettlement]) -> None:
+        """Hand out what is new, and say at once what the engine never gets."""
+        for one in newer:
+            if one.is_invalid:
+                taken = one.taken
+                _log.warning(
+                    "revision %d has the invalid %s %d: not applied",
+                    taken.revision,
+                    taken.bound.value,
+                    taken.limit_tokens,
+                )
+        self._hand_out(after=None)
+        self._write_news()
 
-    def _reject_invalid(self, update: Update) -> None:
-        """Settle a word that makes no sense, which only a broken or hostile publisher writes."""
-        _log.warning("revision %d has the invalid limit %d: not applied", update.revision, update.limit_tokens)
-        self._rejected = update
-        self._settled_revision = max(self._settled_revision, update.revision)
-        if self._report is not None:
-            self._report = _as_invalid(self._report, update)
+    def _hand_out(self, *, after: Bound | None) -> None:
+        """Choose what poll returns: of two pending updates the one that it returned before, but in turns.
+
+        ``after`` is a bound that was settled just now: the other one's turn has come.
+        """
+        kept = None if self.unsettled is None else self.unsettled.bound
+        pending = [one.unsettled for one in self._bounds.values() if one.unsettled is not None and one.has_taker]
+        pending.sort(key=lambda update: (update.bound is after, update.bound is not kept))
+        self.unsettled = pending[0] if pending else None
+
+    def _write_news(self) -> None:
+        """Write the report if it is not what was written last."""
+        if self._report is None:
+            return
+        limit, cap = (one.said(self._report.of(bound)) for bound, one in self._bounds.items())
+        report = replace(
+            self._report,
+            applied=limit.applied,
+            settled_revision=limit.settled_revision,
+            outcome=limit.outcome,
+            reason=limit.reason,
+            cap=cap,
+        )
+        if report != self._written:
+            self._written = report
             self._write()
 
     def _write(self) -> None:
-        if self.registration is None or self._report is None:
+        if self.registration is None or self._written is None:
             return
         try:
-            self.registration.acknowledge(self._report)
+            self.registration.acknowledge(self._written)
         except OSError as error:  # in a forked child, which owns nothing, or into a ledger that is lost
             _log.debug("report not written: %s", error)
 
-    def _limit_in_force(self) -> int:
-        if self.unsettled is not None:
-            return self.unsettled.limit_tokens  # on its way to the engine
-        return self._startup_limit_tokens if self._report is None else self._report.applied.limit_tokens
 
-
-def _log_applied(report: Report) -> None:
+def _log_applied(report: Report, bound: Bound) -> None:
     """Leave one line per applied update; the policy leaves one per rejected update."""
-    limit = report.applied.limit_tokens
-    held = "no limit" if limit < 0 else f"limit {limit} tokens"
-    _log.info("revision %d applied: %s, %d idle", report.applied.revision, held, report.idle_tokens)
-
-
-def _as_invalid(report: Report, update: Update) -> Report:
-    return replace(
-        report,
-        settled_revision=update.revision,
-        outcome=Outcome.REJECTED_INVALID,
-        reason=f"revision {update.revision} has the invalid limit {update.limit_tokens}",
-    )
+    applied = report.of(bound).applied
+    held = f"no {bound.value}" if applied.limit_tokens < 0 else f"{bound.value} {applied.limit_tokens} tokens"
+    _log.info("revision %d applied: %s, %d idle", applied.revision, held, report.idle_tokens)

@@ -52,7 +52,7 @@ class Subscription:
                 engine that idles. None for an engine that sleeps in :meth:`wait`.
 
         """
-        self._settlement = Settlement(identity.startup_limit_tokens)
+        self._settlement = Settlement(identity)
         self._watcher = LedgerWatcher(self._settlement, identity, gpu_ids, ledger_dir, on_publication)
         self._next_refresh = 0.0
         self._pid = os.getpid()
@@ -79,7 +79,9 @@ class Subscription:
         """Return the newest complete publication that is not settled yet, or None. The hot path: two attributes.
 
         The same update is returned until :meth:`acknowledge` reports it settled (applied or rejected), or a newer one
-        is read. The ledger is read by the watcher, when its doorbell rings, and by :meth:`wait`.
+        is read. Of a limit and a cap that are both unsettled one is returned first, and the other once that is settled.
+        A cap is returned only to an engine whose report of the cap does not say that it has none. The ledger is read
+        by the watcher, when its doorbell rings, and by :meth:`wait`.
         """
         return self._settlement.unsettled
 

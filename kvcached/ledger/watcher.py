@@ -89,7 +89,7 @@ class LedgerWatcher:
     def _keep_registered(self) -> None:
         old = self._settlement.registration
         if old is not None:
-            faults = old.faults(self._settlement.taken.revision)
+            faults = old.faults(self._settlement.revisions())
             if not faults:
                 return
             self._retire(old, faults)
@@ -108,9 +108,9 @@ class LedgerWatcher:
             self._damaged = tuple(fault for fault in faults if fault.damaged)
 
     def _register(self) -> None:
-        taken = self._settlement.taken
+        beginning = self._settlement.beginning()
         try:
-            registration = register(self._identity, self._gpu_ids, self._ledger_dir, taken, self._damaged)
+            registration = register(self._identity, self._gpu_ids, self._ledger_dir, beginning, self._damaged)
         except RegistrationError as error:
             self._warn(str(error))
             return

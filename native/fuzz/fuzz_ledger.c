@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum { MEMBERS = 2, LOCKED = 2, OWN_SLOT = 3, LISTED = 6 };
-enum { OWN_LIFE = 99, OWN_REVISION = 3 };
+enum { OWN_LIFE = 99, OWN_REVISION = 3, OWN_CAP_REVISION = 4 };
 
 /* What the first two bytes of an input choose. */
 enum {
@@ -74,16 +74,18 @@ static void lock_life(int fd, uint64_t incarnation)
 static void fill_member(int index)
 {
     struct kvl_identity identity = {.instance = "x", .members = MEMBERS, .startup_limit = 5, .tp_size = 2};
-    struct kvl_report report = {.idle = 3, .reason = "r"};
+    struct kvl_report report = {.idle = 3, .returns = "yes"};
     struct kvl_audit record = {.after = 3, .instance = "x"};
     kvl_ledger *strangers[OWN_SLOT];
     for (uint64_t i = 0; i < OWN_SLOT; i++) {
         strangers[i] = open_now(index, 1);
-        MUST(kvl_register(strangers[i], &identity, i + 1, (i + 1) << 32 | 7) == (int)i);
+        const uint64_t words[KVL_BOUNDS] = {(i + 1) << 32 | 7, 0};
+        MUST(kvl_register(strangers[i], &identity, i + 1, words, i == 0 ? &report : NULL) == (int)i);
         MUST(kvl_acknowledge(strangers[i], &report) == 0 && kvl_audit_write(strangers[i], &record) == 0);
     }
     owners[index] = open_now(index, 1);
-    MUST(kvl_register(owners[index], &identity, OWN_LIFE, (uint64_t)OWN_REVISION << 32 | 7) == OWN_SLOT);
+    const uint64_t words[KVL_BOUNDS] = {(uint64_t)OWN_REVISION << 32 | 7, (uint64_t)OWN_CAP_REVISION << 32 | 8};
+    MUST(kvl_register(owners[index], &identity, OWN_LIFE, words, NULL) == OWN_SLOT);
     for (int i = 0; i < OWN_SLOT; i++) {
         kvl_close(strangers[i]);
     }
@@ -191,7 +193,10 @@ static void check_slot(const struct kvl_slot *slot, int result)
     MUST(strnlen(slot->identity.instance, KVL_NAME_BYTES) < KVL_NAME_BYTES);
     MUST(strnlen(slot->identity.engine, KVL_ENGINE_BYTES) < KVL_ENGINE_BYTES);
     MUST(strnlen(slot->identity.version, KVL_VERSION_BYTES) < KVL_VERSION_BYTES);
-    MUST(strnlen(slot->report.reason, KVL_REASON_BYTES) < KVL_REASON_BYTES);
+    MUST(strnlen(slot->report.returns, KVL_RETURNS_BYTES) < KVL_RETURNS_BYTES);
+    for (uint32_t bound = 0; bound < KVL_BOUNDS; bound++) {
+        MUST(strnlen(slot->report.answers[bound].reason, KVL_REASON_BYTES) < KVL_REASON_BYTES);
+    }
     MUST(slot->incarnation == 1 || slot->incarnation == 2 || slot->incarnation == OWN_LIFE); /* only these are locked */
     struct kvl_report nothing;
     memset(&nothing, 0, sizeof nothing);
@@ -202,14 +207,18 @@ static void raise_one(kvl_ledger *ledger, uint32_t index, const struct kvl_slot 
 {
     struct kvl_audit record = {.program = "fuzz"};
     uint64_t found;
-    uint64_t word = ((slot->desired >> 32) + 1) << 32 | 9;
-    int result = kvl_raise(ledger, index, slot->incarnation, word, 0, &record, &found);
+    uint32_t bound = index % KVL_BOUNDS;
+    uint32_t other = KVL_BOUNDS - 1 - bound;
+    uint64_t word = ((slot->desired[bound] >> 32) + 1) << 32 | 9;
+    int result = kvl_raise(ledger, index, slot->incarnation, bound, word, 0, &record, &found);
     MUST(result == KVL_RAISED || result == KVL_OVERTAKEN || result == KVL_E_DAMAGED);
     MUST(result != KVL_E_DAMAGED || !is_whole(state));
     if (result == KVL_RAISED) {
-        MUST(found == slot->desired && atomic_load(&state->now->slots[index].ownership.desired) == word);
+        const struct layout_ownership *ownership = &state->now->slots[index].ownership;
+        MUST(found == slot->desired[bound] && atomic_load(&ownership->desired[bound]) == word);
+        MUST(atomic_load(&ownership->desired[other]) == slot->desired[other]);
     } else if (result == KVL_OVERTAKEN) {
-        MUST((uint32_t)(slot->desired >> 32) == UINT32_MAX);
+        MUST((uint32_t)(slot->desired[bound] >> 32) == UINT32_MAX);
     }
 }
 
@@ -251,17 +260,20 @@ static void read_records(const kvl_ledger *ledger, const struct state *state)
 /* The engine: what it takes as agreed is in both files, and its own; what it takes for whole is so. */
 static void play_owner(const struct state *state)
 {
-    uint64_t word;
-    int agreed = kvl_agree((const kvl_ledger *const *)owners, MEMBERS, &word);
-    MUST(agreed == 0 || agreed == 1);
-    int checked = kvl_check(owners[0], directory, names[0], OWN_REVISION);
+    const uint32_t revisions[KVL_BOUNDS] = {OWN_REVISION, OWN_CAP_REVISION};
+    int checked = kvl_check(owners[0], directory, names[0], revisions);
     MUST(checked == 0 || checked == KVL_E_DAMAGED || checked == KVL_E_DISPLACED || checked == KVL_E_SET_BACK);
     MUST(checked == KVL_E_DAMAGED ? !is_whole(state) : is_whole(state));
-    if (state->now != NULL) {
-        const struct layout_ownership *own = &state->now->slots[OWN_SLOT].ownership;
-        uint64_t current = atomic_load(&own->desired);
-        MUST(!agreed || (current == word && own->incarnation == OWN_LIFE));
-        MUST(checked != 0 || (own->incarnation == OWN_LIFE && current >> 32 >= OWN_REVISION));
+    for (uint32_t bound = 0; bound < KVL_BOUNDS; bound++) {
+        uint64_t word;
+        int agreed = kvl_agree((const kvl_ledger *const *)owners, MEMBERS, bound, &word);
+        MUST(agreed == 0 || agreed == 1);
+        if (state->now != NULL) {
+            const struct layout_ownership *own = &state->now->slots[OWN_SLOT].ownership;
+            uint64_t current = atomic_load(&own->desired[bound]);
+            MUST(!agreed || (current == word && own->incarnation == OWN_LIFE));
+            MUST(checked != 0 || (own->incarnation == OWN_LIFE && current >> 32 >= revisions[bound]));
+        }
     }
 }
 
@@ -275,10 +287,12 @@ static void register_new(kvl_ledger *ledger)
 {
     struct kvl_identity identity = {.instance = "y"};
     struct kvl_report report = {.idle = 1};
-    int slot = kvl_register(ledger, &identity, 77, 0);
+    const uint64_t words[KVL_BOUNDS] = {0, 0};
+    const uint32_t revisions[KVL_BOUNDS] = {0, 0};
+    int slot = kvl_register(ledger, &identity, 77, words, &report);
     MUST((slot >= 0 && slot != OWN_SLOT) || slot == KVL_E_DAMAGED);
     if (slot >= 0) {
-        MUST(kvl_check(ledger, directory, names[0], 0) == 0);
+        MUST(kvl_check(ledger, directory, names[0], revisions) == 0);
         MUST(kvl_acknowledge(ledger, &report) == 0 && kvl_unregister(ledger) == 0);
     }
 }

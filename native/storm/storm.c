@@ -4,9 +4,10 @@
  *
  *   storm DIRECTORY KILLS SEED
  *
- * Publishers and engines are killed by a timer, one in eight by one of its own processor time. One engine of eight
- * members lives through it. After each batch: its words hold only what was published, a revision means one limit, words
- * only rose, the dead are dead, and an undisturbed publication is raised everywhere. Prints figures; 1 on a violation.
+ * Publishers of limits and caps and engines are killed by a timer, one in eight by one of its own processor time. One
+ * engine of eight members lives through it. After each batch: its words hold only what was published of their own bound,
+ * a revision of a bound means one number, words only rose, the dead are dead, and an undisturbed publication of either is
+ * raised everywhere. Prints figures; 1 on a violation.
  */
 #include "../handle.h"
 
@@ -25,7 +26,7 @@ enum { MEMBERS = 8, BATCH = 100, AT_ONCE = 4, REVISIONS = 1 << 22 };
 struct shared {
     _Atomic uint64_t publications;
     _Atomic uint64_t registrations;
-    _Atomic int32_t limits[REVISIONS]; /* what the winner of the first member gave a revision; 0: not yet seen */
+    _Atomic int32_t limits[KVL_BOUNDS][REVISIONS]; /* what the first member's winner gave a revision; 0: not yet seen */
 };
 
 static int directory;
@@ -52,16 +53,21 @@ static kvl_ledger *open_member(int member, int writable)
     return ledger;
 }
 
-/* A limit that is unlike any other publisher's. */
-static int32_t fresh_limit(void)
+/* A number that is unlike any other publisher's; odd for caps, so that words that mix are seen. */
+static int32_t fresh_limit(uint32_t bound)
 {
     static uint32_t count;
-    return (int32_t)(((uint32_t)getpid() << 12 | (count++ & 0xfff)) & 0x7fffffff) | 1;
+    return (int32_t)((((uint32_t)getpid() << 12 | (count++ & 0x7ff) << 1) & 0x7fffffff) | bound);
 }
 
-static int publish(kvl_ledger *const *ledgers)
+static uint32_t revision_of(const struct kvl_slot *slot, uint32_t bound)
 {
-    int32_t limit = fresh_limit();
+    return (uint32_t)(slot->desired[bound] >> 32);
+}
+
+static int publish(kvl_ledger *const *ledgers, uint32_t bound)
+{
+    int32_t limit = fresh_limit(bound);
     uint32_t newest = 0;
     uint64_t found;
     for (int i = 0; i < MEMBERS; i++) {
@@ -69,12 +75,12 @@ static int publish(kvl_ledger *const *ledgers)
         if (kvl_read_slot(ledgers[i], slots[i], &slot) != KVL_ALIVE) {
             violated("the engine was not alive", i, 0);
         }
-        newest = (uint32_t)(slot.desired >> 32) > newest ? (uint32_t)(slot.desired >> 32) : newest;
+        newest = revision_of(&slot, bound) > newest ? revision_of(&slot, bound) : newest;
     }
     struct kvl_audit record = {.pid = (uint32_t)getpid()};
     for (;;) {
         uint64_t word = (uint64_t)(newest + 1) << 32 | (uint32_t)limit;
-        int first = kvl_raise(ledgers[0], slots[0], 1, word, 0, &record, &found);
+        int first = kvl_raise(ledgers[0], slots[0], 1, bound, word, 0, &record, &found);
         if (first == KVL_OVERTAKEN) {
             newest = (uint32_t)(found >> 32);
             continue;
@@ -84,7 +90,7 @@ static int publish(kvl_ledger *const *ledgers)
         }
         int everywhere = 1;
         for (int i = 1; i < MEMBERS; i++) {
-            everywhere &= kvl_raise(ledgers[i], slots[i], 1, word, 0, &record, &found) == KVL_RAISED;
+            everywhere &= kvl_raise(ledgers[i], slots[i], 1, bound, word, 0, &record, &found) == KVL_RAISED;
         }
         for (int i = 0; i < MEMBERS; i++) {
             (void)kvl_ring(ledgers[i], KVL_PUBLISHED);
@@ -102,7 +108,7 @@ static void be_publisher(void)
             ledgers[i] = open_member(i, 1);
         }
         for (int n = 0; n < 4; n++) {
-            (void)publish(ledgers);
+            (void)publish(ledgers, (uint32_t)(getpid() + n) % KVL_BOUNDS);
         }
         for (int i = 0; i < MEMBERS; i++) {
             kvl_close(ledgers[i]);
@@ -113,12 +119,13 @@ static void be_publisher(void)
 static void be_engine(void)
 {
     struct kvl_identity identity = {.instance = "victim", .members = MEMBERS, .startup_limit = 5};
-    struct kvl_report report = {.reason = "alive"};
+    struct kvl_report report = {.returns = "alive"};
+    const uint64_t words[KVL_BOUNDS] = {7, 7};
     for (;;) {
         kvl_ledger *ledgers[MEMBERS];
         for (int i = 0; i < MEMBERS; i++) {
             ledgers[i] = open_member(i, 1);
-            int slot = kvl_register(ledgers[i], &identity, (uint64_t)getpid() | UINT64_C(1) << 40, 7);
+            int slot = kvl_register(ledgers[i], &identity, (uint64_t)getpid() | UINT64_C(1) << 40, words, &report);
             if (slot < 0) {
                 violated("registering failed", i, slot);
             }
@@ -163,30 +170,40 @@ static uint64_t next_random(void)
     return random_state;
 }
 
+static void observe_word(const struct kvl_slot *slot, uint32_t bound, uint32_t *newest)
+{
+    uint32_t revision = revision_of(slot, bound);
+    int32_t limit = (int32_t)(uint32_t)slot->desired[bound];
+    if (revision < *newest) {
+        violated("a word went back", *newest, revision);
+    }
+    *newest = revision;
+    if (revision > 0 && ((uint32_t)limit & 1) != bound) {
+        violated("a word holds what was published of the other bound", bound, limit);
+    }
+    if (revision > 0 && revision < REVISIONS) {
+        int32_t known = 0;
+        if (!atomic_compare_exchange_strong(&shared->limits[bound][revision], &known, limit) && known != limit) {
+            violated("a revision has two limits", known, limit);
+        }
+    }
+}
+
 /* What an observer sees at any time: one revision, one limit, never back, and split at most for a while. */
-static void observe(kvl_ledger *const *observers, uint32_t *newest)
+static void observe(kvl_ledger *const *observers, uint32_t (*newest)[KVL_BOUNDS])
 {
     int split = 0;
-    uint64_t first = 0;
+    uint64_t first[KVL_BOUNDS] = {0};
     for (int i = MEMBERS - 1; i >= 0; i--) {
         struct kvl_slot slot;
         if (kvl_read_slot(observers[i], slots[i], &slot) != KVL_ALIVE || slot.incarnation != 1) {
             violated("the engine was not alive", i, 0);
         }
-        uint32_t revision = (uint32_t)(slot.desired >> 32);
-        int32_t limit = (int32_t)(uint32_t)slot.desired;
-        if (revision < newest[i]) {
-            violated("a word went back", newest[i], revision);
+        for (uint32_t bound = 0; bound < KVL_BOUNDS; bound++) {
+            observe_word(&slot, bound, &newest[i][bound]);
         }
-        newest[i] = revision;
-        if (revision > 0 && revision < REVISIONS) {
-            int32_t known = 0;
-            if (!atomic_compare_exchange_strong(&shared->limits[revision], &known, limit) && known != limit) {
-                violated("a revision has two limits", known, limit);
-            }
-        }
-        split |= i < MEMBERS - 1 && slot.desired != first;
-        first = slot.desired;
+        split |= i < MEMBERS - 1 && memcmp(slot.desired, first, sizeof first) != 0;
+        memcpy(first, slot.desired, sizeof first);
     }
     splits += (uint64_t)split;
 }
@@ -225,15 +242,19 @@ static void check_rest(kvl_ledger *const *observers, kvl_ledger *const *publishe
             }
         }
     }
-    uint64_t word;
-    if (!publish(publishers)) {
-        violated("an undisturbed publication was overtaken", 0, 0);
-    }
-    if (kvl_agree((const kvl_ledger *const *)engine, MEMBERS, &word) != 1) {
-        violated("an undisturbed publication left a split", 0, 0);
+    uint32_t revisions[KVL_BOUNDS];
+    for (uint32_t bound = 0; bound < KVL_BOUNDS; bound++) {
+        uint64_t word;
+        if (!publish(publishers, bound)) {
+            violated("an undisturbed publication was overtaken", bound, 0);
+        }
+        if (kvl_agree((const kvl_ledger *const *)engine, MEMBERS, bound, &word) != 1) {
+            violated("an undisturbed publication left a split", bound, 0);
+        }
+        revisions[bound] = (uint32_t)(word >> 32);
     }
     for (int i = 0; i < MEMBERS; i++) {
-        int code = kvl_check(engine[i], directory, names[i], (uint32_t)(word >> 32));
+        int code = kvl_check(engine[i], directory, names[i], revisions);
         if (code != 0) {
             violated("the engine's own registration is not as it was made", i, code);
         }
@@ -253,7 +274,7 @@ static void set_up(void)
             violated("creating failed", i, errno);
         }
         engine[i] = open_member(i, 1);
-        int slot = kvl_register(engine[i], &identity, 1, 0);
+        int slot = kvl_register(engine[i], &identity, 1, (const uint64_t[KVL_BOUNDS]){0, 0}, NULL);
         if (slot < 0) {
             violated("registering failed", i, slot);
         }
@@ -289,7 +310,7 @@ int main(int count, char **arguments)
     set_up();
     kvl_ledger *observers[MEMBERS];
     kvl_ledger *publishers[MEMBERS];
-    uint32_t newest[MEMBERS] = {0};
+    uint32_t newest[MEMBERS][KVL_BOUNDS] = {{0}};
     for (int i = 0; i < MEMBERS; i++) {
         observers[i] = open_member(i, 0);
         publishers[i] = open_member(i, 1);
@@ -320,8 +341,8 @@ int main(int count, char **arguments)
         sweep();
     }
     printf("storm: %llu kills in C (%llu of engines), %llu publications completed by victims and checks, "
-           "%llu registrations completed, last revision %u, %llu looks at a split, violations 0\n",
+           "%llu registrations completed, last revisions %u of the limit and %u of the cap, %llu looks at a split, violations 0\n",
            (unsigned long long)kills, (unsigned long long)engines, (unsigned long long)shared->publications,
-           (unsigned long long)shared->registrations, newest[0], (unsigned long long)splits);
+           (unsigned long long)shared->registrations, newest[0][KVL_LIMIT], newest[0][KVL_CAP], (unsigned long long)splits);
     return 0;
 }

@@ -120,7 +120,7 @@ struct kvl_identity identity_of(const char *instance)
 uint32_t register_as(kvl_ledger *ledger, const char *instance, uint64_t incarnation, uint64_t desired)
 {
     struct kvl_identity identity = identity_of(instance);
-    int slot = kvl_register(ledger, &identity, incarnation, desired);
+    int slot = kvl_register(ledger, &identity, incarnation, WORDS(desired, 0), NULL);
     CHECK(slot >= 0);
     return (uint32_t)slot;
 }

@@ -48,6 +48,9 @@ kvl_ledger *open_ledger(const char *name, int writable);
 struct kvl_identity identity_of(const char *instance);
 uint32_t register_as(kvl_ledger *ledger, const char *instance, uint64_t incarnation, uint64_t desired);
 uint64_t word_of(uint32_t revision, int32_t limit);
+/* One word or revision for each bound: the limit's and the cap's. */
+#define WORDS(limit, cap) ((const uint64_t[KVL_BOUNDS]){(limit), (cap)})
+#define REVISIONS(limit, cap) ((const uint32_t[KVL_BOUNDS]){(limit), (cap)})
 uint32_t revision_in(uint64_t word);
 int32_t limit_in(uint64_t word);
 

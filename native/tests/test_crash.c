@@ -62,10 +62,12 @@ static struct kvl_report report_of(uint64_t number)
 {
     struct kvl_report report;
     memset(&report, 0, sizeof report);
-    report.applied = number;
+    report.answers[KVL_LIMIT].applied = number;
+    report.answers[KVL_CAP].applied = ~number;
     report.idle = report.active = report.capacity = report.evicted = (int64_t)number;
-    report.eviction_errors = report.outcome = report.settled_revision = (uint32_t)number;
-    snprintf(report.reason, sizeof report.reason, "report %llu", (unsigned long long)number);
+    report.eviction_errors = report.answers[KVL_LIMIT].outcome = (uint32_t)number;
+    report.answers[KVL_LIMIT].settled_revision = (uint32_t)number;
+    snprintf(report.answers[KVL_CAP].reason, KVL_REASON_BYTES, "report %llu", (unsigned long long)number);
     return report;
 }
 
@@ -129,7 +131,7 @@ static int check_slots(const struct scene *scene)
         int is_newcomer = strcmp(slot.identity.instance, "newcomer") == 0 && slot.incarnation == 2;
         CHECK(is_engine || is_newcomer);
         CHECK(is_engine == (i == scene->slot));
-        CHECK(is_engine || slot.desired == NEW);
+        CHECK(is_engine || slot.desired[KVL_LIMIT] == NEW);
         newcomers += is_newcomer;
     }
     CHECK(newcomers <= 1);
@@ -171,7 +173,7 @@ static void others_publish(const struct scene *scene, uint64_t before)
     uint64_t written;
     uint32_t seen;
     CHECK_EQUAL(kvl_bell(scene->engine, KVL_PUBLISHED, &seen), 0);
-    CHECK_EQUAL(kvl_raise(scene->publisher, scene->slot, 1, HEALED, 0, &record, &found), KVL_RAISED);
+    CHECK_EQUAL(kvl_raise(scene->publisher, scene->slot, 1, KVL_LIMIT, HEALED, 0, &record, &found), KVL_RAISED);
     CHECK(found == before);
     CHECK_EQUAL(kvl_ring(scene->publisher, KVL_PUBLISHED), 0);
     CHECK_EQUAL(kvl_wait(scene->engine, KVL_PUBLISHED, seen, monotonic_ns() + PATIENCE_NS), 0);
@@ -184,7 +186,7 @@ static void others_go_on(const struct scene *scene)
     int64_t started = monotonic_ns();
     struct kvl_slot slot;
     CHECK_EQUAL(kvl_read_slot(scene->publisher, scene->slot, &slot), KVL_ALIVE);
-    CHECK(slot.desired == OLD || slot.desired == NEW);
+    CHECK(slot.desired[KVL_LIMIT] == OLD || slot.desired[KVL_LIMIT] == NEW);
     (void)check_slots(scene);
     check_records(scene->publisher);
     timed(started, "reading");
@@ -193,16 +195,16 @@ static void others_go_on(const struct scene *scene)
     struct kvl_report report = report_of(5);
     CHECK_EQUAL(kvl_acknowledge(scene->engine, &report), 0);
     CHECK_EQUAL(kvl_ring(scene->engine, KVL_ACKNOWLEDGED), 0);
-    CHECK_EQUAL(kvl_check(scene->engine, here, "a", revision_in(slot.desired)), 0);
+    CHECK_EQUAL(kvl_check(scene->engine, here, "a", REVISIONS(revision_in(slot.desired[KVL_LIMIT]), 0)), 0);
     timed(started, "acknowledging");
 
     started = monotonic_ns();
-    others_publish(scene, slot.desired);
+    others_publish(scene, slot.desired[KVL_LIMIT]);
     timed(started, "publishing");
 
     const kvl_ledger *engine = scene->engine;
     uint64_t word = 0;
-    CHECK_EQUAL(kvl_agree(&engine, 1, &word), 1);
+    CHECK_EQUAL(kvl_agree(&engine, 1, KVL_LIMIT, &word), 1);
     CHECK(word == HEALED);
     others_register();
 }
@@ -337,6 +339,32 @@ TEST(crash_in_register, "An engine killed or stopped anywhere in its registratio
     at_every_point(do_register, 4, check_after_register);
 }
 
+static void do_register_anew(void *argument)
+{
+    (void)argument;
+    kvl_ledger *ledger = open_ledger("a", 1);
+    struct kvl_identity identity = identity_of("newcomer");
+    struct kvl_report report = report_of(30);
+    begin();
+    CHECK(kvl_register(ledger, &identity, 2, WORDS(NEW, HEALED), &report) >= 0);
+}
+
+static void check_after_register_anew(struct scene *scene, int stopped)
+{
+    for (uint32_t i = 0; i < KVL_SLOTS; i++) {
+        struct kvl_slot slot;
+        if (kvl_read_slot(scene->publisher, i, &slot) == KVL_ALIVE && slot.incarnation == 2) {
+            CHECK(is_report(&slot.report, 30) && slot.desired[KVL_CAP] == HEALED);
+        }
+    }
+    check_after_register(scene, stopped);
+}
+
+TEST(crash_in_register_anew, "An engine that registers with a report is seen with it, or not at all.")
+{
+    at_every_point(do_register_anew, 4, check_after_register_anew);
+}
+
 /* publish */
 
 static void do_publish(void *argument)
@@ -346,7 +374,7 @@ static void do_publish(void *argument)
     struct kvl_audit record = {.note = "of the one that crashed"};
     uint64_t found;
     begin();
-    CHECK_EQUAL(kvl_raise(ledger, scene->slot, 1, NEW, 0, &record, &found), KVL_RAISED);
+    CHECK_EQUAL(kvl_raise(ledger, scene->slot, 1, KVL_LIMIT, NEW, 0, &record, &found), KVL_RAISED);
     CHECK_EQUAL(kvl_ring(ledger, KVL_PUBLISHED), 0);
 }
 
@@ -357,7 +385,7 @@ static void do_raise(void *argument)
     kvl_ledger *ledger = open_ledger("a", 1);
     uint64_t found;
     begin();
-    (void)kvl_raise(ledger, scene->slot, 1, NEW, 0, NULL, &found);
+    (void)kvl_raise(ledger, scene->slot, 1, KVL_LIMIT, NEW, 0, NULL, &found);
 }
 
 static void check_after_publish(struct scene *scene, int stopped)
@@ -397,11 +425,36 @@ TEST(stopped_publisher_of_a_dead_engine, "A publisher stopped anywhere keeps the
         join(child);
         for (uint32_t i = 0; i < GHOSTS + 2; i++) {
             uint64_t word;
-            CHECK_EQUAL(kvl_desired(owners[i], (uint32_t)owners[i]->slot, 3 + i, &word), 0);
+            CHECK_EQUAL(kvl_desired(owners[i], (uint32_t)owners[i]->slot, 3 + i, KVL_LIMIT, &word), 0);
             CHECK(word == OLD);
             kvl_close(owners[i]);
         }
     }
+}
+
+/* publish a cap */
+
+static void do_raise_cap(void *argument)
+{
+    const struct scene *scene = argument;
+    kvl_ledger *ledger = open_ledger("a", 1);
+    uint64_t found;
+    begin();
+    CHECK_EQUAL(kvl_raise(ledger, scene->slot, 1, KVL_CAP, NEW, 0, NULL, &found), KVL_RAISED);
+}
+
+static void check_after_raise_cap(struct scene *scene, int stopped)
+{
+    struct kvl_slot slot;
+    (void)stopped;
+    CHECK_EQUAL(kvl_read_slot(scene->publisher, scene->slot, &slot), KVL_ALIVE);
+    CHECK(slot.desired[KVL_LIMIT] == OLD && (slot.desired[KVL_CAP] == 0 || slot.desired[KVL_CAP] == NEW));
+    others_go_on(scene);
+}
+
+TEST(crash_in_publishing_a_cap, "A publisher of a cap killed or stopped anywhere leaves the limit, and hinders none of one.")
+{
+    at_every_point(do_raise_cap, POINTS_OF_A_RAISE, check_after_raise_cap);
 }
 
 /* record */
@@ -637,14 +690,14 @@ static void own_and_wait(void *argument)
 static void *raise_high(void *argument)
 {
     uint64_t found;
-    (void)kvl_raise(argument, 0, 1, HEALED, 0, NULL, &found);
+    (void)kvl_raise(argument, 0, 1, KVL_LIMIT, HEALED, 0, NULL, &found);
     return NULL;
 }
 
 static void *raise_low(void *argument)
 {
     uint64_t found;
-    (void)kvl_raise(argument, 0, 1, word_of(0, 1), 0, NULL, &found);
+    (void)kvl_raise(argument, 0, 1, KVL_LIMIT, word_of(0, 1), 0, NULL, &found);
     return NULL;
 }
 
@@ -674,7 +727,7 @@ TEST(one_lock_for_two_publishers, "A thread that has published does not unlock t
     CHECK_EQUAL(pthread_join(second, NULL), 0);
     kvl_crash_hook = NULL;
     uint64_t word;
-    CHECK_EQUAL(kvl_desired(next, slot, 2, &word), 0);
+    CHECK_EQUAL(kvl_desired(next, slot, 2, KVL_LIMIT, &word), 0);
     CHECK(word == OLD);
     CHECK(slot != 0);
 }
@@ -700,7 +753,7 @@ TEST(no_lock_at_the_last_step, "A registration that the kernel refuses at its la
     struct kvl_identity identity = identity_of("x");
     registering = open_ledger("a", 1);
     kvl_crash_hook = refuse_the_last_step;
-    int result = kvl_register(registering, &identity, 1, 0);
+    int result = kvl_register(registering, &identity, 1, WORDS(0, 0), NULL);
     kvl_crash_hook = NULL;
     if (!filtered) {
         return;

@@ -28,9 +28,9 @@ static struct scene make_scene(void)
     struct scene scene = {open_ledger("a", 1), open_ledger("a", 1), open_ledger("a", 0), 0};
     uint64_t found;
     scene.slot = register_as(scene.owner, "x", 1, word_of(1, 10));
-    CHECK_EQUAL(kvl_raise(scene.publisher, scene.slot, 1, PUBLISHED, 0, NULL, &found), KVL_RAISED);
+    CHECK_EQUAL(kvl_raise(scene.publisher, scene.slot, 1, KVL_LIMIT, PUBLISHED, 0, NULL, &found), KVL_RAISED);
     CHECK_EQUAL(kvl_ring(scene.publisher, KVL_PUBLISHED), 0);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), 0);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), 0);
     return scene;
 }
 
@@ -49,11 +49,11 @@ static void check_nothing_is_written(const struct scene *scene)
     struct kvl_audit record = {.after = 1};
     struct kvl_identity identity = identity_of("y");
     uint64_t found;
-    CHECK_EQUAL(kvl_check(scene->owner, here, "a", 3), KVL_E_DAMAGED);
-    CHECK_EQUAL(kvl_check(scene->publisher, here, "a", 3), KVL_E_DAMAGED);
-    CHECK_EQUAL(kvl_raise(scene->publisher, scene->slot, 1, word_of(9, 90), 0, &record, &found), KVL_E_DAMAGED);
+    CHECK_EQUAL(kvl_check(scene->owner, here, "a", REVISIONS(3, 0)), KVL_E_DAMAGED);
+    CHECK_EQUAL(kvl_check(scene->publisher, here, "a", REVISIONS(3, 0)), KVL_E_DAMAGED);
+    CHECK_EQUAL(kvl_raise(scene->publisher, scene->slot, 1, KVL_LIMIT, word_of(9, 90), 0, &record, &found), KVL_E_DAMAGED);
     CHECK_EQUAL(kvl_acknowledge(scene->owner, &report), KVL_E_DAMAGED);
-    CHECK_EQUAL(kvl_register(scene->publisher, &identity, 5, 0), KVL_E_DAMAGED);
+    CHECK_EQUAL(kvl_register(scene->publisher, &identity, 5, WORDS(0, 0), NULL), KVL_E_DAMAGED);
     CHECK_EQUAL(kvl_audit_write(scene->publisher, &record), KVL_E_DAMAGED);
     CHECK_EQUAL(kvl_ring(scene->publisher, KVL_PUBLISHED), KVL_E_DAMAGED);
     CHECK_EQUAL(kvl_ring(scene->owner, KVL_ACKNOWLEDGED), KVL_E_DAMAGED);
@@ -71,7 +71,7 @@ static void check_it_is_no_ledger(int code)
 
 static int agrees(const kvl_ledger *owner, uint64_t *word)
 {
-    return kvl_agree(&owner, 1, word);
+    return kvl_agree(&owner, 1, KVL_LIMIT, word);
 }
 
 TEST(cut_file, "A file that is cut under its users is damaged for each of them, and ends no process.")
@@ -89,7 +89,7 @@ TEST(cut_file, "A file that is cut under its users is damaged for each of them, 
         uint32_t count = 0;
         int whole = sizes[i] >= 4096 + 512;
         CHECK_EQUAL(agrees(scene.owner, &word), whole);
-        CHECK_EQUAL(kvl_desired(scene.owner, scene.slot, 1, &word), whole ? 0 : KVL_E_DAMAGED);
+        CHECK_EQUAL(kvl_desired(scene.owner, scene.slot, 1, KVL_LIMIT, &word), whole ? 0 : KVL_E_DAMAGED);
         CHECK_EQUAL(kvl_read_slot(scene.observer, scene.slot, &slot), whole ? KVL_ALIVE : KVL_E_DAMAGED);
         CHECK_EQUAL(kvl_is_owned(scene.observer, scene.slot, 1), whole ? 1 : KVL_E_DAMAGED);
         CHECK_EQUAL(kvl_read_slot(scene.observer, KVL_SLOTS - 1, &slot),
@@ -114,15 +114,15 @@ TEST(cut_between, "A lost ledger does not infect another one.")
     struct scene scene = make_scene();
     const kvl_ledger *both[] = {scene.owner, whole};
     uint64_t word;
-    CHECK_EQUAL(kvl_agree(both, 2, &word), 1);
+    CHECK_EQUAL(kvl_agree(both, 2, KVL_LIMIT, &word), 1);
     cut("a", 0);
-    CHECK_EQUAL(kvl_agree(both, 2, &word), 0);
-    CHECK_EQUAL(kvl_check(whole, here, "b", 3), 0);
+    CHECK_EQUAL(kvl_agree(both, 2, KVL_LIMIT, &word), 0);
+    CHECK_EQUAL(kvl_check(whole, here, "b", REVISIONS(3, 0)), 0);
     struct kvl_slot slot;
     CHECK_EQUAL(kvl_read_slot(observer, index, &slot), KVL_ALIVE);
-    CHECK_EQUAL(kvl_desired(whole, index, 1, &word), 0);
+    CHECK_EQUAL(kvl_desired(whole, index, 1, KVL_LIMIT, &word), 0);
     close_scene(&scene);
-    CHECK_EQUAL(kvl_agree(both + 1, 1, &word), 1);
+    CHECK_EQUAL(kvl_agree(both + 1, 1, KVL_LIMIT, &word), 1);
 }
 
 TEST(cut_and_grown_again, "A file that was emptied and has its size again is damaged, and no word 0 is taken from it.")
@@ -136,7 +136,7 @@ TEST(cut_and_grown_again, "A file that was emptied and has its size again is dam
     check_it_is_no_ledger(KVL_E_MAGIC);
     CHECK_EQUAL(agrees(scene.owner, &word), 0);
     CHECK_EQUAL(word, 77);
-    CHECK_EQUAL(kvl_desired(scene.owner, scene.slot, 1, &word), KVL_E_DISPLACED);
+    CHECK_EQUAL(kvl_desired(scene.owner, scene.slot, 1, KVL_LIMIT, &word), KVL_E_DISPLACED);
     struct kvl_slot slot;
     CHECK_EQUAL(kvl_read_slot(scene.observer, scene.slot, &slot), KVL_DEAD);
     CHECK_EQUAL(kvl_is_owned(scene.observer, scene.slot, 1), 0);
@@ -169,10 +169,10 @@ TEST(punched_slot, "A hole over a slot displaces its owner, and nobody publishes
     uint64_t word = 77;
     uint64_t found;
     punch("a", 4096, 4096);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), KVL_E_DISPLACED);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), KVL_E_DISPLACED);
     CHECK_EQUAL(agrees(scene.owner, &word), 0);
     CHECK_EQUAL(word, 77);
-    CHECK_EQUAL(kvl_raise(scene.publisher, scene.slot, 1, word_of(9, 90), 0, NULL, &found), -ESRCH);
+    CHECK_EQUAL(kvl_raise(scene.publisher, scene.slot, 1, KVL_LIMIT, word_of(9, 90), 0, NULL, &found), -ESRCH);
     CHECK_EQUAL(kvl_is_owned(scene.publisher, scene.slot, 1), 0);
     close_scene(&scene);
 }
@@ -203,13 +203,13 @@ TEST(another_ledger_copied_over, "Another ledger copied over a live one in place
     check_nothing_is_written(&scene);
     CHECK_EQUAL(agrees(scene.owner, &word), 0);
     CHECK_EQUAL(word, 77);
-    CHECK_EQUAL(kvl_desired(scene.owner, scene.slot, 1, &word), KVL_E_DISPLACED);
+    CHECK_EQUAL(kvl_desired(scene.owner, scene.slot, 1, KVL_LIMIT, &word), KVL_E_DISPLACED);
     CHECK_EQUAL(kvl_read_slot(scene.observer, scene.slot, &slot), KVL_DEAD);
     /* Who comes later finds a valid ledger, and in it nobody alive. */
     kvl_ledger *late = open_ledger("a", 1);
     CHECK_EQUAL(kvl_read_slot(late, scene.slot, &slot), KVL_DEAD);
-    CHECK_EQUAL(kvl_raise(late, scene.slot, 9, word_of(10, 1), 0, NULL, &found), -ESRCH);
-    CHECK_EQUAL(kvl_raise(late, scene.slot, 1, word_of(10, 1), 0, NULL, &found), -ESRCH);
+    CHECK_EQUAL(kvl_raise(late, scene.slot, 9, KVL_LIMIT, word_of(10, 1), 0, NULL, &found), -ESRCH);
+    CHECK_EQUAL(kvl_raise(late, scene.slot, 1, KVL_LIMIT, word_of(10, 1), 0, NULL, &found), -ESRCH);
     kvl_close(late);
     close_scene(&scene);
 }
@@ -223,7 +223,7 @@ TEST(a_member_copied_over_another, "One member's ledger copied over another one 
     struct bytes bytes = bytes_of("b");
     put_bytes("a", &bytes);
     check_nothing_is_written(&scene);
-    CHECK_EQUAL(kvl_check(member, here, "b", 3), 0);
+    CHECK_EQUAL(kvl_check(member, here, "b", REVISIONS(3, 0)), 0);
     kvl_close(member);
     close_scene(&scene);
 }
@@ -237,13 +237,13 @@ TEST(an_old_copy_put_back, "An old copy of the same ledger is told from it by th
     struct bytes at_3 = bytes_of("a");
     uint64_t found;
     uint64_t word = 0;
-    CHECK_EQUAL(kvl_raise(scene.publisher, scene.slot, 1, word_of(6, 60), 0, NULL, &found), KVL_RAISED);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 6), 0);
+    CHECK_EQUAL(kvl_raise(scene.publisher, scene.slot, 1, KVL_LIMIT, word_of(6, 60), 0, NULL, &found), KVL_RAISED);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(6, 0)), 0);
     put_bytes("a", &at_3);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 6), KVL_E_SET_BACK);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), 0);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(6, 0)), KVL_E_SET_BACK);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), 0);
     put_bytes("a", &empty);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 6), KVL_E_DAMAGED); /* created again: another identity */
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(6, 0)), KVL_E_DAMAGED); /* created again: another identity */
     close_scene(&scene);
 
     CHECK_EQUAL(unlinkat(here, "a", 0), 0);
@@ -252,7 +252,7 @@ TEST(an_old_copy_put_back, "An old copy of the same ledger is told from it by th
     kvl_ledger *owner = open_ledger("a", 1);
     CHECK_EQUAL(register_as(owner, "x", 1, PUBLISHED), 0);
     put_bytes("a", &empty);
-    CHECK_EQUAL(kvl_check(owner, here, "a", 0), KVL_E_DISPLACED);
+    CHECK_EQUAL(kvl_check(owner, here, "a", REVISIONS(0, 0)), KVL_E_DISPLACED);
     CHECK_EQUAL(agrees(owner, &word), 0);
 }
 
@@ -272,9 +272,9 @@ TEST(a_copied_identity_is_not_alive, "The identity of another engine, copied int
     CHECK_EQUAL(kvl_read_slot(scene.observer, scene.slot, &slot), KVL_DEAD);
     CHECK_EQUAL(kvl_is_owned(scene.observer, scene.slot, 9), 0);
     CHECK_EQUAL(kvl_is_owned(scene.observer, scene.slot, 1), 0);
-    CHECK_EQUAL(kvl_raise(scene.publisher, scene.slot, 9, word_of(10, 1), 0, NULL, &found), -ESRCH);
-    CHECK_EQUAL(kvl_raise(scene.publisher, scene.slot, 1, word_of(10, 1), 0, NULL, &found), -ESRCH);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), KVL_E_DISPLACED);
+    CHECK_EQUAL(kvl_raise(scene.publisher, scene.slot, 9, KVL_LIMIT, word_of(10, 1), 0, NULL, &found), -ESRCH);
+    CHECK_EQUAL(kvl_raise(scene.publisher, scene.slot, 1, KVL_LIMIT, word_of(10, 1), 0, NULL, &found), -ESRCH);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), KVL_E_DISPLACED);
     CHECK_EQUAL(agrees(scene.owner, &word), 0);
     close_scene(&scene);
 }
@@ -286,7 +286,7 @@ TEST(an_edited_identity_displaces, "An identity that was edited in its slot is n
     bytes.content[4096] ^= 1;
     put_bytes("a", &bytes);
     struct kvl_slot slot;
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), KVL_E_DISPLACED);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), KVL_E_DISPLACED);
     CHECK_EQUAL(kvl_read_slot(scene.observer, scene.slot, &slot), -EAGAIN);
     close_scene(&scene);
 }
@@ -295,13 +295,13 @@ TEST(replaced_by_name, "An owner learns that its ledger's name is gone, or leads
 {
     struct scene scene = make_scene();
     CHECK_EQUAL(renameat(here, "a", here, "old"), 0);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), KVL_E_REPLACED);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), KVL_E_REPLACED);
     CHECK_EQUAL(symlinkat("old", here, "a"), 0);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), KVL_E_REPLACED);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), KVL_E_REPLACED);
     CHECK_EQUAL(unlinkat(here, "a", 0), 0);
     make("a");
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), KVL_E_REPLACED);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "old", 3), 0);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), KVL_E_REPLACED);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "old", REVISIONS(3, 0)), 0);
     close_scene(&scene);
 }
 
@@ -320,7 +320,7 @@ TEST(closed_behind_its_back, "After somebody closed its descriptor an owner is t
     uint64_t found;
     int number = scene.owner->fd;
     CHECK_EQUAL(close(number), 0);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), KVL_E_UNLOCKED);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), KVL_E_UNLOCKED);
     CHECK_EQUAL(kvl_acknowledge(scene.owner, &report), -EBADF);
     CHECK_EQUAL(kvl_is_owned(scene.observer, scene.slot, 1), 0);
 
@@ -329,10 +329,10 @@ TEST(closed_behind_its_back, "After somebody closed its descriptor an owner is t
     char zeros[KVL_FILE_BYTES];
     memset(zeros, 0, sizeof zeros);
     CHECK_EQUAL(write(foreign, zeros, sizeof zeros), KVL_FILE_BYTES);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), KVL_E_UNLOCKED);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), KVL_E_UNLOCKED);
     CHECK_EQUAL(kvl_acknowledge(scene.owner, &report), -EBADF);
     CHECK_EQUAL(kvl_audit_write(scene.owner, &record), -EBADF);
-    CHECK_EQUAL(kvl_raise(scene.owner, scene.slot, 1, word_of(9, 9), 0, &record, &found), -EBADF);
+    CHECK_EQUAL(kvl_raise(scene.owner, scene.slot, 1, KVL_LIMIT, word_of(9, 9), 0, &record, &found), -EBADF);
     CHECK_EQUAL(kvl_ring(scene.owner, KVL_ACKNOWLEDGED), -EBADF);
     join(start(have_it_open, &foreign));
     struct bytes bytes = bytes_of("foreign");
@@ -348,7 +348,7 @@ TEST(reopened_behind_its_back, "A descriptor that is open on the same ledger aga
     struct scene scene = make_scene();
     CHECK_EQUAL(close(scene.owner->fd), 0);
     CHECK_EQUAL(openat(here, "a", O_RDWR | O_CLOEXEC), scene.owner->fd);
-    CHECK_EQUAL(kvl_check(scene.owner, here, "a", 3), KVL_E_UNLOCKED);
+    CHECK_EQUAL(kvl_check(scene.owner, here, "a", REVISIONS(3, 0)), KVL_E_UNLOCKED);
     close_scene(&scene);
 }
 
@@ -384,7 +384,7 @@ TEST(cut_again_and_again, "A file that is cut and restored without a pause gives
         struct kvl_slot slot;
         int raised = -EAGAIN;
         if (isolates()) {
-            raised = kvl_raise(scene.publisher, scene.slot, 1, word_of(revision, 1), 0, &record, &found);
+            raised = kvl_raise(scene.publisher, scene.slot, 1, KVL_LIMIT, word_of(revision, 1), 0, &record, &found);
         }
         raises += raised == KVL_RAISED;
         CHECK(raised == KVL_RAISED || raised == KVL_OVERTAKEN || raised == KVL_E_DAMAGED || raised == -ESRCH ||
@@ -400,7 +400,7 @@ TEST(cut_again_and_again, "A file that is cut and restored without a pause gives
         (void)kvl_read_slot(scene.observer, scene.slot, &slot);
         (void)agrees(scene.owner, &found);
         (void)kvl_audit_read(scene.observer, records, &found);
-        (void)kvl_check(scene.owner, here, "a", 3);
+        (void)kvl_check(scene.owner, here, "a", REVISIONS(3, 0));
         calls++;
     }
     *stop = 1;

@@ -169,8 +169,8 @@ TEST(layout_is_pinned, "The fingerprint of all offsets is the one that other bui
 {
     make("a");
     kvl_ledger *ledger = open_ledger("a", 0);
-    CHECK(ledger->stamp.layout == UINT64_C(0xfcf1da20638594a6));
-    CHECK_EQUAL(KVL_FORMAT, 2); /* another layout needs another format */
+    CHECK(ledger->stamp.layout == UINT64_C(0x9188192b2969147f));
+    CHECK_EQUAL(KVL_FORMAT, 3); /* another layout needs another format */
 }
 
 TEST(files_have_an_identity, "Two files never have the same stamp, also when they are made at once.")
@@ -246,9 +246,9 @@ static void open_with_few(void *argument)
     CHECK_EQUAL(kvl_create(here, "b", 0600), free_ones == 0 ? -EMFILE : 1);
     if (ledger != NULL) {
         CHECK_EQUAL(register_as(ledger, "x", 1, 0), 0);
-        CHECK_EQUAL(kvl_check(ledger, here, "a", 0), 0);
+        CHECK_EQUAL(kvl_check(ledger, here, "a", REVISIONS(0, 0)), 0);
         CHECK_EQUAL(dup(here), next + 1);
-        CHECK_EQUAL(kvl_check(ledger, here, "a", 0), -EMFILE); /* no verdict on the registration */
+        CHECK_EQUAL(kvl_check(ledger, here, "a", REVISIONS(0, 0)), -EMFILE); /* no verdict on the registration */
         kvl_close(ledger);
     }
     CHECK_EQUAL(dup(here), free_ones == 0 ? -1 : next);
@@ -281,8 +281,8 @@ static void without_standard_streams(void *argument)
     kvl_ledger *owner = open_ledger("a", 1);
     kvl_ledger *publisher = open_ledger("a", 1);
     if (owner->fd < 3 || publisher->fd < 3 || register_as(owner, "x", 1, 0) != 0 ||
-        kvl_raise(publisher, 0, 1, word_of(1, 10), 0, &record, &found) != KVL_RAISED ||
-        kvl_acknowledge(owner, &report) != 0 || kvl_check(owner, here, "a", 1) != 0 ||
+        kvl_raise(publisher, 0, 1, KVL_LIMIT, word_of(1, 10), 0, &record, &found) != KVL_RAISED ||
+        kvl_acknowledge(owner, &report) != 0 || kvl_check(owner, here, "a", REVISIONS(1, 0)) != 0 ||
         kvl_ring(publisher, KVL_PUBLISHED) != 0 || kvl_audit_write(publisher, &record) != 0) {
         _exit(2);
     }
@@ -291,7 +291,7 @@ static void without_standard_streams(void *argument)
             _exit(3);
         }
     }
-    if (kvl_check(owner, here, "a", 1) != 0) {
+    if (kvl_check(owner, here, "a", REVISIONS(1, 0)) != 0) {
         _exit(4);
     }
     kvl_close(owner);
@@ -359,7 +359,7 @@ TEST(publications_leave_no_memory, "Hundreds of publications leave no mapping an
     (void)register_as(open_ledger("a", 1), "x", 1, 0);
     int descriptors = open_descriptors();
     for (uint32_t i = 1; i <= 300; i++) {
-        CHECK_EQUAL(kvl_raise(ledger, 0, 1, word_of(i, 1), 0, &record, &found), KVL_RAISED);
+        CHECK_EQUAL(kvl_raise(ledger, 0, 1, KVL_LIMIT, word_of(i, 1), 0, &record, &found), KVL_RAISED);
         CHECK_EQUAL(kvl_audit_write(ledger, &record), 0);
         before = i == 100 ? mappings("") : before;
     }
@@ -378,7 +378,7 @@ TEST(cycles, "A hundred thousand registrations, or KVL_CYCLES, leave the process
         kvl_ledger *owner = open_ledger("a", 1);
         CHECK_EQUAL(register_as(owner, "x", (uint64_t)i, 0), 0);
         CHECK_EQUAL(kvl_is_owned(observer, 0, (uint64_t)i), 1);
-        CHECK_EQUAL(kvl_check(owner, here, "a", 0), 0);
+        CHECK_EQUAL(kvl_check(owner, here, "a", REVISIONS(0, 0)), 0);
         CHECK_EQUAL(kvl_unregister(owner), 0);
         CHECK_EQUAL(kvl_is_owned(observer, 0, (uint64_t)i), 0);
         kvl_close(owner);

@@ -62,18 +62,18 @@ static void misuse_inherited(void *argument)
     uint32_t count;
     CHECK_EQUAL(kvl_acknowledge(owner, &report), -EBADF);
     CHECK_EQUAL(kvl_unregister(owner), -EBADF);
-    CHECK(kvl_register(owner, &identity, 2, 0) < 0);
-    CHECK_EQUAL(kvl_raise(owner, 0, 1, word_of(9, 9), 0, &audit, &found), -EBADF);
+    CHECK(kvl_register(owner, &identity, 2, WORDS(0, 0), NULL) < 0);
+    CHECK_EQUAL(kvl_raise(owner, 0, 1, KVL_LIMIT, word_of(9, 9), 0, &audit, &found), -EBADF);
     CHECK_EQUAL(kvl_audit_write(owner, &audit), -EBADF);
     CHECK_EQUAL(kvl_audit_read(owner, records, &found), -EBADF);
     CHECK_EQUAL(kvl_ring(owner, KVL_PUBLISHED), -EBADF);
     CHECK_EQUAL(kvl_bell(owner, KVL_PUBLISHED, &count), -EBADF);
     CHECK_EQUAL(kvl_read_slot(owner, 0, &slot), -EBADF);
     CHECK_EQUAL(kvl_is_owned(owner, 0, 1), -EBADF);
-    CHECK_EQUAL(kvl_desired(owner, 0, 1, &found), -EBADF);
-    CHECK_EQUAL(kvl_check(owner, here, "a", 0), -EBADF);
+    CHECK_EQUAL(kvl_desired(owner, 0, 1, KVL_LIMIT, &found), -EBADF);
+    CHECK_EQUAL(kvl_check(owner, here, "a", REVISIONS(0, 0)), -EBADF);
     const kvl_ledger *one = owner;
-    CHECK_EQUAL(kvl_agree(&one, 1, &found), 0);
+    CHECK_EQUAL(kvl_agree(&one, 1, KVL_LIMIT, &found), 0);
     kvl_close(owner);
     kvl_ledger *own = open_ledger("a", 1);
     CHECK_EQUAL(register_as(own, "child", 2, 0), 1);
@@ -88,8 +88,8 @@ TEST(children_own_nothing, "A forked child that uses its parent's handle is refu
     join(start(misuse_inherited, owner));
     struct kvl_slot slot;
     CHECK_EQUAL(kvl_read_slot(open_ledger("a", 0), 0, &slot), KVL_ALIVE);
-    CHECK(slot.incarnation == 1 && slot.desired == word_of(2, 20) && slot.report.idle == 0);
-    CHECK_EQUAL(kvl_check(owner, here, "a", 2), 0);
+    CHECK(slot.incarnation == 1 && slot.desired[KVL_LIMIT] == word_of(2, 20) && slot.report.idle == 0);
+    CHECK_EQUAL(kvl_check(owner, here, "a", REVISIONS(2, 0)), 0);
 }
 
 /* Threads at work beside fork */
@@ -104,7 +104,7 @@ static void *come_and_go(void *argument)
     while (!stop) {
         kvl_ledger *owner = open_ledger("a", 1);
         (void)register_as(owner, "x", incarnation += 2, word_of(1, 1));
-        CHECK_EQUAL(kvl_check(owner, here, "a", 1), 0);
+        CHECK_EQUAL(kvl_check(owner, here, "a", REVISIONS(1, 0)), 0);
         if (incarnation % 8 < 4) {
             CHECK_EQUAL(kvl_unregister(owner), 0);
         }
@@ -135,9 +135,9 @@ static void *publish(void *argument)
     struct kvl_report report = {.idle = 1};
     uint64_t found;
     for (uint32_t revision = 2; !stop; revision++) {
-        CHECK_EQUAL(kvl_raise(publisher, 0, 1, word_of(revision, 1), 0, &record, &found), KVL_RAISED);
+        CHECK_EQUAL(kvl_raise(publisher, 0, 1, KVL_LIMIT, word_of(revision, 1), 0, &record, &found), KVL_RAISED);
         CHECK_EQUAL(kvl_acknowledge(owner, &report), 0);
-        CHECK_EQUAL(kvl_check(owner, here, "a", revision), 0);
+        CHECK_EQUAL(kvl_check(owner, here, "a", REVISIONS(revision, 0)), 0);
         usleep(10);
     }
     kvl_close(publisher);
@@ -201,7 +201,7 @@ TEST(fork_beside_threads, "A process that forks while threads open, register, pu
     for (int i = 0; i < 4; i++) {
         CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
     }
-    CHECK_EQUAL(kvl_check(owner, here, "a", 1), 0);
+    CHECK_EQUAL(kvl_check(owner, here, "a", REVISIONS(1, 0)), 0);
     kvl_close(owner);
     CHECK_EQUAL(alive_in(open_ledger("a", 0)), 0);
     note("%ld forks, %llu registrations beside them", forks, (unsigned long long)rounds);

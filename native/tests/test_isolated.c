@@ -79,9 +79,9 @@ static void call_everything(void)
     LEAVES_SIGNALS(kvl_open(here, "a", 1, &file, &owner));
     LEAVES_SIGNALS(kvl_open(here, "a", 1, &file, &publisher));
     one = owner;
-    LEAVES_SIGNALS(kvl_register(owner, &identity, 1, 0));
+    LEAVES_SIGNALS(kvl_register(owner, &identity, 1, WORDS(0, 0), NULL));
     for (int cut_before = 0; cut_before < 2; cut_before++) {
-        LEAVES_SIGNALS(kvl_raise(publisher, 0, 1, word_of(3, 3), 0, &record, &found));
+        LEAVES_SIGNALS(kvl_raise(publisher, 0, 1, KVL_LIMIT, word_of(3, 3), 0, &record, &found));
         LEAVES_SIGNALS(kvl_audit_write(publisher, &record));
         LEAVES_SIGNALS(kvl_audit_read(publisher, records, &found));
         LEAVES_SIGNALS(kvl_acknowledge(owner, &report));
@@ -90,9 +90,9 @@ static void call_everything(void)
         LEAVES_SIGNALS(kvl_wait(owner, KVL_PUBLISHED, count, monotonic_ns() + 1000000));
         LEAVES_SIGNALS(kvl_read_slot(publisher, 0, &slot));
         LEAVES_SIGNALS(kvl_is_owned(publisher, 0, 1));
-        LEAVES_SIGNALS(kvl_desired(owner, 0, 1, &found));
-        LEAVES_SIGNALS(kvl_agree(&one, 1, &found));
-        LEAVES_SIGNALS(kvl_check(owner, here, "a", 0));
+        LEAVES_SIGNALS(kvl_desired(owner, 0, 1, KVL_LIMIT, &found));
+        LEAVES_SIGNALS(kvl_agree(&one, 1, KVL_LIMIT, &found));
+        LEAVES_SIGNALS(kvl_check(owner, here, "a", REVISIONS(0, 0)));
         cut("a", 0);
     }
     LEAVES_SIGNALS(kvl_unregister(owner));
@@ -180,7 +180,7 @@ static void raise_often(int times)
     struct kvl_audit record = {.after = 1};
     uint64_t found;
     for (int i = 0; i < times; i++) {
-        CHECK_EQUAL(kvl_raise(publisher, 0, 1, word_of(++revision, 1), 0, &record, &found), KVL_RAISED);
+        CHECK_EQUAL(kvl_raise(publisher, 0, 1, KVL_LIMIT, word_of(++revision, 1), 0, &record, &found), KVL_RAISED);
         CHECK_EQUAL(kvl_audit_write(publisher, &record), 0);
     }
     kvl_close(publisher);
@@ -324,8 +324,8 @@ static void *use_publisher(void *argument)
         struct kvl_audit records[KVL_AUDIT_RECORDS];
         uint64_t found;
         CHECK_EQUAL(kvl_read_slot(shared->publisher, 0, &slot), KVL_ALIVE);
-        uint64_t word = word_of(revision_in(slot.desired) + 1, 1);
-        CHECK(kvl_raise(shared->publisher, 0, 1, word, 0, &record, &found) >= 0);
+        uint64_t word = word_of(revision_in(slot.desired[KVL_LIMIT]) + 1, 1);
+        CHECK(kvl_raise(shared->publisher, 0, 1, KVL_LIMIT, word, 0, &record, &found) >= 0);
         CHECK_EQUAL(kvl_ring(shared->publisher, KVL_PUBLISHED), 0);
         CHECK(kvl_audit_read(shared->publisher, records, &found) > 0);
     }
@@ -340,11 +340,11 @@ static void *use_owner(void *argument)
     while (monotonic_ns() < shared->end) {
         uint64_t word;
         uint32_t count;
-        if (kvl_agree(&one, 1, &word) == 1) {
+        if (kvl_agree(&one, 1, KVL_LIMIT, &word) == 1) {
             CHECK(revision_in(word) >= revision);
             revision = revision_in(word);
         }
-        int checked = kvl_check(shared->owner, here, "a", revision);
+        int checked = kvl_check(shared->owner, here, "a", REVISIONS(revision, 0));
         CHECK(checked == 0 || checked == KVL_E_UNLOCKED);
         CHECK_EQUAL(kvl_bell(shared->owner, KVL_PUBLISHED, &count), 0);
         (void)kvl_wait(shared->owner, KVL_PUBLISHED, count, monotonic_ns() + 1000000);
@@ -363,7 +363,7 @@ TEST(one_handle_many_threads, "Threads use one handle at once, up to an unregist
     struct kvl_identity identity = identity_of("x");
     pthread_t early;
     CHECK_EQUAL(pthread_create(&early, NULL, use_owner, &shared), 0);
-    CHECK_EQUAL(kvl_register(shared.owner, &identity, 1, 0), 0);
+    CHECK_EQUAL(kvl_register(shared.owner, &identity, 1, WORDS(0, 0), NULL), 0);
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) {
         CHECK_EQUAL(pthread_create(&threads[i], NULL, i < 2 ? use_publisher : use_owner, &shared), 0);

@@ -36,19 +36,19 @@ static void publish_once(kvl_ledger *const *handles, const struct run *run)
     uint32_t newest = 0;
     uint64_t found;
     for (int i = 0; i < MEMBERS; i++) {
-        CHECK_EQUAL(kvl_desired(handles[i], run->slots[i], 1, &found), 0);
+        CHECK_EQUAL(kvl_desired(handles[i], run->slots[i], 1, KVL_LIMIT, &found), 0);
         newest = revision_in(found) > newest ? revision_in(found) : newest;
     }
     for (;;) {
         uint64_t word = word_of(newest + 1, limit_for(newest + 1));
-        int first = kvl_raise(handles[0], run->slots[0], 1, word, 0, NULL, &found);
+        int first = kvl_raise(handles[0], run->slots[0], 1, KVL_LIMIT, word, 0, NULL, &found);
         if (first == KVL_OVERTAKEN) {
             newest = revision_in(found);
             continue;
         }
         CHECK_EQUAL(first, KVL_RAISED);
         for (int i = 1; i < MEMBERS; i++) {
-            CHECK(kvl_raise(handles[i], run->slots[i], 1, word, 0, NULL, &found) >= 0);
+            CHECK(kvl_raise(handles[i], run->slots[i], 1, KVL_LIMIT, word, 0, NULL, &found) >= 0);
         }
         return;
     }
@@ -87,7 +87,7 @@ static void read_pairs(void *argument)
     while (monotonic_ns() < run->end) {
         uint64_t word;
         run->looks++;
-        if (kvl_agree((const kvl_ledger *const *)owners, MEMBERS, &word) == 1) {
+        if (kvl_agree((const kvl_ledger *const *)owners, MEMBERS, KVL_LIMIT, &word) == 1) {
             CHECK(word == word_of(revision_in(word), limit_for(revision_in(word))) || word == 0);
             CHECK(revision_in(word) >= before);
             before = revision_in(word);
@@ -95,7 +95,7 @@ static void read_pairs(void *argument)
         }
         for (int i = MEMBERS - 1; i >= 0; i--) {
             uint64_t each;
-            CHECK_EQUAL(kvl_desired(owners[i], run->slots[i], 1, &each), 0);
+            CHECK_EQUAL(kvl_desired(owners[i], run->slots[i], 1, KVL_LIMIT, &each), 0);
             CHECK(each == 0 || limit_in(each) == limit_for(revision_in(each)));
             CHECK(revision_in(each) >= floor[i]);
             floor[i] = revision_in(each);
@@ -120,7 +120,7 @@ static void set_up(struct run *run, int one_handle)
 static void conclude(const struct run *run)
 {
     uint64_t word = 0;
-    CHECK_EQUAL(kvl_agree((const kvl_ledger *const *)run->owners, MEMBERS, &word), 1);
+    CHECK_EQUAL(kvl_agree((const kvl_ledger *const *)run->owners, MEMBERS, KVL_LIMIT, &word), 1);
     CHECK(revision_in(word) > 0);
     note("%llu publications up to revision %u, %llu looks, %llu of them agreed", (unsigned long long)run->publications,
          revision_in(word), (unsigned long long)run->looks, (unsigned long long)run->agreements);
@@ -193,13 +193,15 @@ struct reporting {
 static void fill(struct kvl_report *report, uint64_t number)
 {
     memset(report, 0, sizeof *report);
-    report->applied = number;
+    report->answers[KVL_LIMIT].applied = number;
+    report->answers[KVL_CAP].applied = ~number;
     report->idle = report->active = report->capacity = report->evicted = (int64_t)number;
-    report->eviction_errors = report->outcome = report->settled_revision = (uint32_t)number;
+    report->eviction_errors = report->answers[KVL_LIMIT].outcome = (uint32_t)number;
+    report->answers[KVL_CAP].settled_revision = (uint32_t)number;
     for (int i = 0; i < KVL_REASON_BYTES / 8; i++) {
-        memset(report->reason + 8 * i, 'a' + (int)(number % 26), 8);
+        memset(report->answers[KVL_CAP].reason + 8 * i, 'a' + (int)(number % 26), 8);
     }
-    report->reason[KVL_REASON_BYTES - 1] = '\0';
+    report->answers[KVL_CAP].reason[KVL_REASON_BYTES - 1] = '\0';
 }
 
 static void write_reports(void *argument)
@@ -230,11 +232,11 @@ static void read_reports(void *argument)
             continue;
         }
         struct kvl_report expected;
-        fill(&expected, slot.report.applied);
+        fill(&expected, slot.report.answers[KVL_LIMIT].applied);
         expected.reported_ns = slot.report.reported_ns;
         CHECK_EQUAL(memcmp(&expected, &slot.report, sizeof expected), 0);
-        CHECK(slot.report.applied >= before);
-        before = slot.report.applied;
+        CHECK(slot.report.answers[KVL_LIMIT].applied >= before);
+        before = slot.report.answers[KVL_LIMIT].applied;
         run->whole++;
     }
 }
@@ -316,7 +318,7 @@ static void register_again_and_again(void *argument)
         uint64_t incarnation = (atomic_fetch_add(&churn->incarnations, 1) + 1) * UINT64_C(0x9e3779b97f4a7c15);
         kvl_ledger *owner = open_ledger("a", 1);
         struct kvl_identity identity = identity_for(incarnation);
-        int slot = kvl_register(owner, &identity, incarnation, word_of((uint32_t)incarnation, 1));
+        int slot = kvl_register(owner, &identity, incarnation, WORDS(word_of((uint32_t)incarnation, 1), 0), NULL);
         CHECK(slot >= 0);
         churn->registrations++;
         if (incarnation % 3 == 0) {
@@ -342,11 +344,11 @@ static void look_at_registrations(void *argument)
             expected.pid = slot.identity.pid;
             CHECK_EQUAL(memcmp(&expected, &slot.identity, sizeof expected), 0);
             CHECK_EQUAL(slot.identity.replica, (uint32_t)slot.incarnation);
-            CHECK(revision_in(slot.desired) == (uint32_t)slot.incarnation || limit_in(slot.desired) == 2);
+            CHECK(revision_in(slot.desired[KVL_LIMIT]) == (uint32_t)slot.incarnation || limit_in(slot.desired[KVL_LIMIT]) == 2);
             CHECK_EQUAL(slot.report.idle, 0);
             churn->sightings++;
             uint64_t found;
-            int raised = kvl_raise(observer, i, slot.incarnation, word_of(UINT32_MAX, 2), 0, NULL, &found);
+            int raised = kvl_raise(observer, i, slot.incarnation, KVL_LIMIT, word_of(UINT32_MAX, 2), 0, NULL, &found);
             CHECK(raised == -ESRCH || raised == KVL_RAISED || raised == KVL_OVERTAKEN);
             CHECK(raised != KVL_RAISED || revision_in(found) == (uint32_t)slot.incarnation);
         }

@@ -42,13 +42,13 @@ static void publish(const char *directory, unsigned members)
                 indices[i] = slot;
             }
         }
-        newest = slots[i].desired >> 32 > newest ? slots[i].desired >> 32 : newest;
+        newest = slots[i].desired[KVL_LIMIT] >> 32 > newest ? slots[i].desired[KVL_LIMIT] >> 32 : newest;
     }
     struct kvl_audit record = {.program = "bench"};
     uint64_t found;
     for (unsigned i = 0; i < members; i++) {
         uint64_t word = (newest + 1) << 32;
-        if (kvl_raise(ledgers[i], indices[i], slots[i].incarnation, word, 0, &record, &found) != KVL_RAISED) {
+        if (kvl_raise(ledgers[i], indices[i], slots[i].incarnation, KVL_LIMIT, word, 0, &record, &found) != KVL_RAISED) {
             exit(2);
         }
     }

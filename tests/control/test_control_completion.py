@@ -127,7 +127,7 @@ def test_names_of_a_hostile_peer_are_neither_completed_nor_run(name: str, ledger
     with LedgerDirectory(str(ledger_dir), writable=True) as directory:
         directory.create("cpu-0")
         for number, instance in enumerate(["chat-of-the-north", *HOSTILE]):
-            directory.open("cpu-0").handle.register(identity(instance), 0, 1, number + 1, Update(0, 16000))
+            directory.open("cpu-0").handle.register(identity(instance), 0, 1, number + 1, [Update(0, 16000)])
         with shell(name, tmp_path) as opened:
             complete_and_look(opened, ledger_dir)
     assert not {"one", "two", "three"} & {path.name for path in tmp_path.iterdir()}

@@ -211,8 +211,8 @@ def test_missing_library(tmp_path: Path) -> None:
 def test_two_instances_with_one_name(control: Control, ledger_dir: Path) -> None:
     """Two live engines of one name are named; publishing to them and showing them say the same."""
     with handle(ledger_dir, "GPU-0") as one, handle(ledger_dir, "GPU-1") as other:
-        one.register(identity("chat"), 0, 1, 1, Update(0, 16000))
-        other.register(identity("chat"), 0, 1, 2, Update(0, 16000))
+        one.register(identity("chat"), 0, 1, 1, [Update(0, 16000)])
+        other.register(identity("chat"), 0, 1, 2, [Update(0, 16000)])
         assert named(problems(control), "two live engines are named 'chat'", "rename it")
         for arguments, code in ((("set", "5", "--instance", "chat"), 3), (("status",), 1)):
             result = control.run(*arguments)
@@ -225,7 +225,7 @@ def test_full_table(control: Control, ledger_dir: Path) -> None:
     with ExitStack() as stack:
         for number in range(64):
             ledger = stack.enter_context(handle(ledger_dir, "GPU-0"))
-            ledger.register(identity(f"chat-{number}"), 0, 1, number + 1, Update(0, 16000))
+            ledger.register(identity(f"chat-{number}"), 0, 1, number + 1, [Update(0, 16000)])
         assert named(problems(control), "GPU-0.ledger is full: all 64 slots", "another ledger directory")
 
 

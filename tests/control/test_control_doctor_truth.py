@@ -83,7 +83,7 @@ def test_file_that_may_be_read_only_is_not_broken() -> None:
         with LedgerDirectory(str(folder), writable=True) as directory:
             for gpu in ("cpu-0", "cpu-1"):
                 directory.create(gpu)
-            directory.open("cpu-0").handle.register(identity("chat"), 0, 1, 1, Update(0, 16000))
+            directory.open("cpu-0").handle.register(identity("chat"), 0, 1, 1, [Update(0, 16000)])
             (folder / "cpu-0.ledger").chmod(0o644)
             command = [sys.executable, str(AS_USER), "65534:65534", "control", "doctor", "--ledger-dir", str(folder)]
             found = report(command)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvcached.ledger.subscription import Subscription
 
-FILE_BYTES = 49152
+FILE_BYTES = 81920
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="changing owners and mounting need root")
 
 
@@ -76,12 +76,12 @@ def test_mode_follows_the_directory_and_not_the_umask(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is 0 bytes long; a ledger has 49152"),
+        (b"", "is 0 bytes long; a ledger has 81920"),
         (b"x", "is 1 bytes long"),
-        (b"x" * (FILE_BYTES // 2), "is 24576 bytes long"),
+        (b"x" * (FILE_BYTES // 2), "is 40960 bytes long"),
         (b"\0" * FILE_BYTES, "is not a ledger"),
         (b"\x5a" * FILE_BYTES, "is not a ledger"),
-        (b"\0" * (FILE_BYTES + 1), "is 49153 bytes long"),
+        (b"\0" * (FILE_BYTES + 1), "is 81921 bytes long"),
     ],
 )
 def test_bad_content_is_refused_by_name_and_reason_and_never_written(
@@ -105,8 +105,8 @@ def test_bad_content_is_refused_by_name_and_reason_and_never_written(
     [
         (0, struct.pack(">Q", 0x72656764656C766B), "opposite byte order"),
         (8, struct.pack(">I", 0x01020304), "opposite byte order"),
-        (12, struct.pack("=I", 1), "has ledger version 1; this library reads version 2"),
-        (12, struct.pack("=I", 0), "has ledger version 0; this library reads version 2"),
+        (12, struct.pack("=I", 1), "has ledger version 1; this library reads version 3"),
+        (12, struct.pack("=I", 0), "has ledger version 0; this library reads version 3"),
         (16, b"\0", "a different layout"),
         (24, struct.pack("=Q", 4096), "a different layout"),
     ],
@@ -245,7 +245,7 @@ def test_full_tmpfs_is_an_error_at_creation(tmp_path: Path) -> None:
     """On a full file system the creation fails with a sentence, leaves nothing behind, and nobody meets a SIGBUS."""
     mount = tmp_path / "small"
     mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k,mode=0700", "tmpfs", str(mount)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k,mode=0700", "tmpfs", str(mount)], check=True)
     try:
         with LedgerDirectory(str(mount), writable=True) as directory:
             directory.create("cpu-0")

@@ -20,7 +20,7 @@ from kvcached.ledger.addressees import Addressees, look_up
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.publication import UNKNOWN_GPU, _publish_to, publish
 from kvcached.policy import RetentionPolicy
-from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Outcome, Update
+from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Bound, Outcome, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ def test_result_is_frozen_and_json_ready(ledger_dir: Path, subscribe: Subscribe)
         result.gpus[0].status = "failed"  # type: ignore[misc]
     fields = json.loads(json.dumps(result.to_dict()))
     assert set(fields) == {
-        "status", "instance_name", "limit_tokens", "revision", "accepted", "unchanged", "incarnation", "gpus",
+        "status", "instance_name", "bound", "limit_tokens", "revision", "accepted", "unchanged", "incarnation", "gpus",
         "warnings",
     }  # fmt: skip
     assert set(fields["gpus"][0]) == {"gpu", "replica", "status", "revision", "limit_tokens", "error"}
@@ -169,10 +169,10 @@ def publish_late(
 ) -> tuple[Update, list[str]]:
     """Publish 6 after looking and ``meanwhile``; return the pair that was taken and what came of each member."""
     with LedgerDirectory(str(ledger_dir), writable=True) as directory:
-        found = look_up(directory, "engine", None)
+        found = look_up(directory, "engine", Bound.LIMIT, None)
         assert isinstance(found, Addressees)
         meanwhile(directory, found)
-        attempt = _publish_to(found.replicas, 6, found.newest, may_restart=may_restart)
+        attempt = _publish_to(found, 6, note="", may_restart=may_restart)
         assert attempt is not None
         attempt.finish()
         return attempt.update, [result.status for result in attempt.results]

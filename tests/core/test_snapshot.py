@@ -132,7 +132,7 @@ def test_names_that_no_instance_can_have_are_refused(ledger_dir: Path) -> None:
     with LedgerDirectory(str(ledger_dir), writable=True) as directory:
         directory.create("cpu-0")
         for number, name in enumerate(["chat", *HOSTILE]):
-            directory.open("cpu-0").handle.register(identity(name), 0, 1, number + 1, Update(0, 16000))
+            directory.open("cpu-0").handle.register(identity(name), 0, 1, number + 1, [Update(0, 16000)])
         snapshot = take_snapshot(str(ledger_dir))
     assert snapshot.names == ["chat"]
     assert [instance.name for instance in get_instances(ledger_dir)] == []

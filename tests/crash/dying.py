@@ -16,8 +16,8 @@ from support.toys import identity
 
 from kvcached.ledger import binding
 from kvcached.ledger.publication import publish
-from kvcached.ledger.registration import register
-from kvcached.values import Outcome, Report, Update
+from kvcached.ledger.registration import Beginning, register
+from kvcached.values import Bound, Outcome, Report, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,16 +60,25 @@ def do_publish(ledger_dir: str) -> None:
     publish(7, "engine", ledger_dir)
 
 
+def do_publish_cap(ledger_dir: str) -> None:
+    """Publish a cap to all members."""
+    publish(7, "engine", ledger_dir, bound=Bound.CAP)
+
+
 def do_register(ledger_dir: str) -> None:
     """Register in all members, with one ledger that does not exist yet, report, and leave."""
     with suppress(FileNotFoundError):
         os.unlink(f"{ledger_dir}/new.ledger")
-    registration = register(identity("newcomer"), (*GPUS, "new"), ledger_dir, Update(0, 16000))
+    registration = register(identity("newcomer"), (*GPUS, "new"), ledger_dir, Beginning((Update(0, 16000),)))
     registration.acknowledge(Report(Update(0, 16000), 0, Outcome.STARTUP, "", 1, 2, 3, 4, 5))
     registration.close()
 
 
-OPERATIONS: dict[str, Callable[[str], None]] = {"publish": do_publish, "register": do_register}
+OPERATIONS: dict[str, Callable[[str], None]] = {
+    "publish": do_publish,
+    "publish a cap": do_publish_cap,
+    "register": do_register,
+}
 
 
 def main() -> None:

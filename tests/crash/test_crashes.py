@@ -19,7 +19,7 @@ from kvcached.ledger.instances import get_instances
 from kvcached.ledger.publication import publish
 from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
-from kvcached.values import Update
+from kvcached.values import Bound, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,6 +141,25 @@ def test_crashed_publication_is_old_new_or_split_and_heals(engine: Engine, ledge
     assert revisions == sorted(set(revisions))
     assert min(states.values()) > 0, states
     print(f"{points} calls, states {states}, longest operation of others {clock.longest_s * 1e3:.1f} ms")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_crashed_publication_of_a_cap_touches_no_limit(engine: Engine, ledger_dir: Path, number: int) -> None:
+    """Whatever call a publisher of a cap died at, the limit is as it was, and both are published again."""
+    caps = []
+
+    def check(_call: str) -> None:
+        limit = 1000 + len(engine.applied)
+        (replica,) = get_instances(ledger_dir)[0].replicas
+        assert len({(member.revision, member.limit_tokens) for member in replica.members}) == 1
+        assert {member.cap.limit_tokens for member in replica.members} <= {7, *caps[-1:], -1}
+        caps.append(5000 + len(caps))
+        assert publish(caps[-1], "engine", str(ledger_dir), bound=Bound.CAP).accepted
+        assert publish(limit, "engine", str(ledger_dir)).accepted
+        until(lambda: engine.policy.limit_tokens == limit)
+
+    points = crash_everywhere("publish a cap", ledger_dir, number, check)
+    assert points == len(caps) > len(GPUS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -109,13 +109,13 @@ def filled(directory: Path) -> Iterator[None]:
         opened.create("GPU-1")
         for number, text in enumerate(TEXTS):
             ledger = opened.open("GPU-1")
-            ledger.handle.register(identity(printable_bytes(text)), 0, 1, number + 1, Update(0, 16000))
+            ledger.handle.register(identity(printable_bytes(text)), 0, 1, number + 1, [Update(0, 16000)])
             report = Report(Update(0, -1), 0, Outcome.UNSUPPORTED_ENGINE, text, 0, 0, 0, 0, 0)
             ledger.handle.acknowledge(report)
             record = AuditRecord(number + 1, Update(0, 1), Update(1, 2), 0, 1, "chat", text, text[:20])
             ledger.handle.audit(record)
         ledger = opened.open("GPU-1")
-        ledger.handle.register(identity("legal"), 0, 1, 99, Update(0, 16000))
+        ledger.handle.register(identity("legal"), 0, 1, 99, [Update(0, 16000)])
         ledger.handle.acknowledge(Report(Update(0, 5), 0, Outcome.EVICTION_FAILED, TEXTS[1], 1, 2, 3, 4, 5))
         wait_for(lambda: publish(7000, "chat", str(directory), note=TEXTS[0]).accepted, "registration")
         yield

@@ -18,30 +18,31 @@ import time
 from pathlib import Path
 from typing import Any
 
-from support.toys import ToyCache, poll_now
+from support.capped import NO_CAP_YET, CappedPolicy
+from support.toys import poll_now
 
 from history import seeded_faults
 from history.recorder import GPUS, MEMBERS, RecordingHandle, pair
 from kvcached.ledger import binding, publication
 from kvcached.ledger.directory import LedgerDirectory
-from kvcached.ledger.registration import register
-from kvcached.policy import RetentionPolicy
-from kvcached.values import Identity, Update
+from kvcached.ledger.registration import Beginning, register
+from kvcached.values import Bound, Identity, Update
 
 RANKS = 4
-INITIAL = Update(0, 16000)
+INITIAL = {Bound.LIMIT: Update(0, 16000), Bound.CAP: NO_CAP_YET}
 PAUSE_S = 0.0002
 
 
 def publisher(options: argparse.Namespace) -> dict[str, Any]:
-    """Publish limits that nobody else publishes, as fast as possible."""
+    """Publish limits and caps in turn, numbers that nobody else publishes, as fast as possible."""
     binding.Handle = RecordingHandle  # type: ignore[misc]
     seeded_faults.break_publisher(options.fault)
     results = []
     for number in range(options.count):
         limit = options.seed * 1_000_000 + number
-        result = publication.publish(limit, "engine", options.ledger_dir)
-        results.append([result.status, [result.revision, limit]])
+        bound = (Bound.LIMIT, Bound.CAP)[(number + options.seed) % 2]
+        result = publication.publish(limit, "engine", options.ledger_dir, bound=bound)
+        results.append([result.status, bound.value, [result.revision, limit]])
     return {"raises": RecordingHandle.raises, "results": results}
 
 
@@ -49,7 +50,7 @@ def observer(options: argparse.Namespace) -> dict[str, Any]:
     """Read the words of all members, in random order, until told to stop."""
     generator = random.Random(options.seed)
     looks: list[list[Any]] = []
-    applied = 0
+    applied = dict.fromkeys(Bound, 0)
     with LedgerDirectory(options.ledger_dir, writable=False) as directory:
         ledgers = list(enumerate(directory.open_all()))
         while not stopped:
@@ -59,17 +60,18 @@ def observer(options: argparse.Namespace) -> dict[str, Any]:
             end = time.monotonic_ns()
             if slot is None:
                 continue
-            looks.append([start, end, member, pair(slot.desired)])
-            if member == 0 and slot.consistent:
-                assert slot.report.applied.revision >= applied, "the applied revision went back"
-                applied = slot.report.applied.revision
+            looks += [[start, end, member, bound.value, pair(slot.desired_of(bound))] for bound in Bound]
+            for bound in Bound if member == 0 and slot.consistent else ():
+                revision = slot.report.of(bound).applied.revision
+                assert revision >= applied[bound], "the applied revision went back"
+                applied[bound] = revision
             time.sleep(PAUSE_S)
     return {"looks": looks}
 
 
 def engine(options: argparse.Namespace) -> dict[str, Any]:
     """Poll, broadcast to the ranks, apply and acknowledge, as a scheduler does, until told to stop."""
-    identity = Identity("engine", "toy", "1", 0, RANKS, 1, INITIAL.limit_tokens, 16)
+    identity = engine_identity(RANKS)
     subscription = seeded_faults.subscription_class(options.fault)(identity, GPUS, options.ledger_dir)
     policies, pipes = _start_ranks(options)
     subscription.start()
@@ -80,26 +82,36 @@ def engine(options: argparse.Namespace) -> dict[str, Any]:
     step, quiet_since = 0, time.monotonic()
     while not stopped or time.monotonic() < quiet_since + 0.2:
         step += 1
-        settled = policies.settled_revision
+        settled = {bound: policies.settled(bound) for bound in Bound}
         start = time.monotonic_ns()
         update = poll_now(subscription)
         end = time.monotonic_ns()
-        polls.append([start, end, update and pair(update), settled])
-        if update is not None and update.revision > settled:
+        polls.append([start, end, *_polled(update), {bound.value: revision for bound, revision in settled.items()}])
+        if update is not None and update.revision > settled[update.bound]:
             quiet_since = time.monotonic()
         if update is not None and generator.random() < 0.25:
             update = None  # no room in this step: it is for poll to return it again
         _broadcast(pipes, step, update)
         if update is not None:
             policies.update(update)
-            applies.append([time.monotonic_ns(), 0, step, pair(update)])
+            applies.append([time.monotonic_ns(), 0, step, update.bound.value, pair(update)])
             subscription.acknowledge(policies.report())
         time.sleep(PAUSE_S)
     applies += _collect(pipes)
     with LedgerDirectory(options.ledger_dir, writable=False) as directory:
-        final = [pair(slot.desired) for ledger in directory.open_all() for _, slot in ledger.handle.live_slots()]
+        slots = [slot for ledger in directory.open_all() for _, slot in ledger.handle.live_slots()]
+    final = {bound.value: [pair(slot.desired_of(bound)) for slot in slots] for bound in Bound}
     subscription.close()
     return {"polls": polls, "applies": applies, "final": final}
+
+
+def engine_identity(tp_size: int) -> Identity:
+    """Return who all engines of these histories are."""
+    return Identity("engine", "toy", "1", 0, tp_size, 1, INITIAL[Bound.LIMIT].limit_tokens, 16)
+
+
+def _polled(update: Update | None) -> tuple[str | None, list[int] | None]:
+    return (None, None) if update is None else (update.bound.value, pair(update))
 
 
 def _broadcast(pipes: list[tuple[int, int]], step: int, update: Update | None) -> None:
@@ -109,7 +121,7 @@ def _broadcast(pipes: list[tuple[int, int]], step: int, update: Update | None) -
             os.write(to_rank, struct.pack("<I", len(message)) + message)
 
 
-def _start_ranks(options: argparse.Namespace) -> tuple[RetentionPolicy, list[tuple[int, int]]]:
+def _start_ranks(options: argparse.Namespace) -> tuple[CappedPolicy, list[tuple[int, int]]]:
     """Fork the other ranks, each at the end of a pipe; the policy of rank 0 and the pipes."""
     pipes = []
     for rank in range(1, RANKS):
@@ -124,18 +136,18 @@ def _start_ranks(options: argparse.Namespace) -> tuple[RetentionPolicy, list[tup
         os.close(to_rank[0])
         os.close(from_rank[1])
         pipes.append((to_rank[1], from_rank[0]))
-    return RetentionPolicy(ToyCache(), INITIAL.limit_tokens), pipes
+    return CappedPolicy(engine_identity(RANKS)), pipes
 
 
 def _rank(rank: int, source: int, target: int, fault: str) -> None:
-    policy = RetentionPolicy(ToyCache(), INITIAL.limit_tokens)
+    policy = CappedPolicy(engine_identity(RANKS))
     applies = []
     while header := os.read(source, 4):
         step, update = pickle.loads(os.read(source, struct.unpack("<I", header)[0]))  # noqa: S301 - our own
         if seeded_faults.rank_skips(fault, rank, len(applies)):
             continue
         policy.update(update)
-        applies.append([time.monotonic_ns(), rank, step, pair(update)])
+        applies.append([time.monotonic_ns(), rank, step, update.bound.value, pair(update)])
     with os.fdopen(target, "w") as file:
         json.dump(applies, file)
 
@@ -152,8 +164,8 @@ def _collect(pipes: list[tuple[int, int]]) -> list[Any]:
 
 def holder(options: argparse.Namespace) -> dict[str, Any]:
     """Hold a registration without ever looking at it, until told to stop."""
-    identity = Identity("engine", "toy", "1", 0, MEMBERS, 1, INITIAL.limit_tokens, 16)
-    registration = register(identity, GPUS, options.ledger_dir, INITIAL)
+    beginning = Beginning(tuple(INITIAL.values()))
+    registration = register(engine_identity(MEMBERS), GPUS, options.ledger_dir, beginning)
     print("ready", flush=True)
     while not stopped:
         time.sleep(0.01)

@@ -1,6 +1,9 @@
 """An independent checker of recorded histories: it knows the promises and nothing of the product.
 
-The promises are I1 to I4, and that each member's word is linearizable.
+A history is of one bound, limit or cap: the two have nothing to do with each other, so each is judged by itself, and
+whatever one of them got from the other is something that nobody wrote there.
+
+The promises are I1 to I4, that each member's word is linearizable, and that revisions are counted one by one.
 
 A history is what many processes wrote down about themselves, with CLOCK_MONOTONIC in nanoseconds, which all processes
 of a machine share. Every operation is an interval: it took effect at some instant between its start and its end.
@@ -93,6 +96,7 @@ def check(history: History) -> list[str]:
     stays: Stays = []
     for member in range(history.members):
         stays.append(_check_member(history, member, problems))
+    _check_counting(history, problems)
     if problems:
         return problems  # what follows reasons about words whose order is known
     _check_polls(history, stays, problems)
@@ -104,6 +108,14 @@ def check(history: History) -> list[str]:
     ]
     _check_end(history, problems)
     return problems
+
+
+def _check_counting(history: History, problems: list[str]) -> None:
+    """Check that no revision is passed over: a publisher takes the one after the highest of its bound."""
+    tried = {op.word for op in history.raises}
+    highest = max((word[0] for word in tried), default=history.initial[0])
+    if highest - history.initial[0] > len(tried):
+        problems.append(f"revision {highest} was taken, though only {len(tried)} words were ever tried")
 
 
 def _check_member(history: History, member: int, problems: list[str]) -> dict[Word, Stay]:

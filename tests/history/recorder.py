@@ -37,5 +37,5 @@ class RecordingHandle(binding.Handle):
         start = time.monotonic_ns()
         raised, found = super().raise_desired(index, incarnation, update, record, floor=floor)
         end = time.monotonic_ns()
-        self.raises.append([start, end, self.member, pair(update), raised, pair(found)])
+        self.raises.append([start, end, self.member, update.bound.value, pair(update), raised, pair(found)])
         return raised, found

@@ -16,6 +16,7 @@ from history import seeded_faults
 from history.actors import INITIAL
 from history.checker import Apply, History, Look, Poll, Raise, check
 from history.recorder import MEMBERS
+from kvcached.values import Bound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,8 +70,8 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage.stop()
 
 
-def play(stage: Stage, publishers: int, count: int, fault: str = "none") -> tuple[History, dict[str, int]]:
-    """Let publishers publish at once while an engine works and two observers look; the history and the statuses."""
+def play(stage: Stage, publishers: int, count: int, fault: str = "none") -> tuple[dict[Bound, History], dict[str, int]]:
+    """Let publishers publish at once while an engine works and two observers look; the histories and the statuses."""
     engine = stage.start("engine", fault=fault)
     observers = [stage.start("observer", seed=seed) for seed in (1, 2)]
     writers = [stage.start("publisher", seed=seed, count=count, fault=fault) for seed in range(1, publishers + 1)]
@@ -86,37 +87,59 @@ def play(stage: Stage, publishers: int, count: int, fault: str = "none") -> tupl
     return read_history(stage)
 
 
-def read_history(stage: Stage) -> tuple[History, dict[str, int]]:
-    """Put the records of all actors together."""
+def read_history(stage: Stage) -> tuple[dict[Bound, History], dict[str, int]]:
+    """Put the records of all actors together, those of each bound by itself."""
     (engine,) = stage.records("engine")
-    history = History(MEMBERS, (INITIAL.revision, INITIAL.limit_tokens), [tuple(word) for word in engine["final"]])
     statuses: dict[str, int] = {}
     for record in stage.records("publisher"):
-        for start, end, member, word, raised, found in record["raises"]:
-            history.raises.append(Raise(start, end, member, tuple(word), raised, tuple(found)))
-        for status, word in record["results"]:
+        for status, _, _ in record["results"]:
             statuses[status] = statuses.get(status, 0) + 1
-            if status == "accepted":
+    return {bound: history_of(bound, engine, stage) for bound in Bound}, statuses
+
+
+def history_of(bound: Bound, engine: dict[str, Any], stage: Stage) -> History:
+    """Return what was recorded of one bound.
+
+    A poll returns one update, so one that returned the other bound's says nothing of this one.
+    """
+    initial = (INITIAL[bound].revision, INITIAL[bound].limit_tokens)
+    history = History(MEMBERS, initial, [tuple(word) for word in engine["final"][bound.value]])
+    for record in stage.records("publisher"):
+        for start, end, member, which, word, raised, found in record["raises"]:
+            if which == bound.value:
+                history.raises.append(Raise(start, end, member, tuple(word), raised, tuple(found)))
+        for status, which, word in record["results"]:
+            if status == "accepted" and which == bound.value:
                 history.accepted.append(tuple(word))
     for record in stage.records("observer"):
-        history.looks += [Look(start, end, member, tuple(word)) for start, end, member, word in record["looks"]]
-    for start, end, word, settled in engine["polls"]:
-        history.polls.append(Poll(start, end, tuple(word) if word else None, settled))
-    history.applies = [Apply(at, rank, step, tuple(word)) for at, rank, step, word in engine["applies"]]
-    return history, statuses
+        looks = [look for look in record["looks"] if look[3] == bound.value]
+        history.looks += [Look(start, end, member, tuple(word)) for start, end, member, _, word in looks]
+    for start, end, which, word, settled in engine["polls"]:
+        if which in (bound.value, None):
+            history.polls.append(Poll(start, end, tuple(word) if word else None, settled[bound.value]))
+    applies = [apply for apply in engine["applies"] if apply[3] == bound.value]
+    history.applies = [Apply(at, rank, step, tuple(word)) for at, rank, step, _, word in applies]
+    return history
+
+
+def check_all(histories: dict[Bound, History]) -> list[str]:
+    """Return the violations of both bounds."""
+    return [f"{bound.value}: {problem}" for bound, history in histories.items() for problem in check(history)]
 
 
 def test_sixteen_publishers_of_two_hundred_leave_a_clean_history(stage: Stage) -> None:
     """Revisions only grow, members end equal, and the newest is applied at the same steps on all ranks."""
-    history, statuses = play(stage, publishers=16, count=200)
-    assert check(history) == []
+    histories, statuses = play(stage, publishers=16, count=200)
+    assert check_all(histories) == []
     assert sum(statuses.values()) == 16 * 200
     assert set(statuses) <= {"accepted", "superseded"}
-    won = [op for op in history.raises if op.raised]
-    print(
-        f"{len(won)} words written, {len(history.raises) - len(won)} attempts lost, {len(history.looks)} looks, "
-        f"{len(history.polls)} polls, {len(history.applies)} applies, results {statuses}, end {history.final[0]}"
-    )
+    for bound, history in histories.items():
+        won = [op for op in history.raises if op.raised]
+        print(
+            f"{bound.value}: {len(won)} words written, {len(history.raises) - len(won)} attempts lost, "
+            f"{len(history.looks)} looks, {len(history.polls)} polls, {len(history.applies)} applies, "
+            f"results {statuses}, end {history.final[0]}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -126,8 +149,8 @@ def test_seeded_faults_are_found(stage: Stage, fault: str) -> None:
     """A history of a product with a mistake in it does not pass."""
     count = 60
     for _ in range(3):  # races need not happen in every run
-        history, _ = play(stage, publishers=4, count=count, fault=fault)
-        problems = check(history)
+        histories, _ = play(stage, publishers=4, count=count, fault=fault)
+        problems = check_all(histories)
         if problems:
             print(len(problems), problems[0])
             return
@@ -180,6 +203,7 @@ def test_checker_accepts_a_clean_history() -> None:
         ({"applies": [Apply(25, 0, 3, (1, 5))]}, "I1"),
         ({"applies": []}, "nothing was ever applied"),
         ({"accepted": [(1, 5), (1, 6)]}, "accepted: (1, 6)"),
+        ({"raises": [Raise(10, 20, 0, (3, 5), raised=True, found=(0, 9))]}, "revision 3 was taken"),
     ],
 )
 def test_checker_finds_each_kind_of_violation(changes: dict[str, Any], expected: str) -> None:

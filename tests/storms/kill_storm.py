@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING
 from children import fork
 from storm_engine import run_engine
 from storm_reader import run_reader
-from storm_record import COUNTERS, GPUS, VICTIMS_AT_ONCE, WATCHERS, Shared
-from storm_victims import LIFETIME_S, LIMITS, VICTIMS, WEIGHTS, die_after
+from storm_record import CAPS, COUNTERS, GPUS, LIMITS, VICTIMS_AT_ONCE, WATCHERS, Shared
+from storm_victims import LIFETIME_S, VICTIMS, WEIGHTS, die_after
 
 from kvcached.ledger.instances import get_instances
 from kvcached.ledger.publication import publish
+from kvcached.values import Bound, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,18 +123,20 @@ class Storm:
         """Check what holds when nobody disturbs: the dead are gone, and a publication is accepted and applied."""
         started = time.monotonic()
         deadline = started + HEAL_S
-        limit = self.random.choice(LIMITS)
+        limit, cap = self.random.choice(LIMITS), self.random.choice(CAPS)
+        capped = publish(cap, "target", self.ledger_dir, bound=Bound.CAP)
         result = publish(limit, "target", self.ledger_dir)
-        if not result.accepted:
+        if not result.accepted or not capped.accepted:
             self.shared.violate(f"I4: an undisturbed publication was {result.status}: {result.to_dict()}")
         while True:
             instances = {instance.name: instance for instance in get_instances(self.ledger_dir)}
             ghosts = [name for name in instances if name.startswith("sub-")]
-            applied = instances["target"].replicas[0].applied
-            if (applied.revision, applied.limit_tokens) == (result.revision, limit) and not ghosts:
+            replica = instances["target"].replicas[0]
+            applied = (replica.applied, replica.cap.applied)
+            if applied == (Update(result.revision, limit), Update(capped.revision, cap, Bound.CAP)) and not ghosts:
                 break
             if time.monotonic() > deadline:
-                self.shared.violate(f"I4: {result.revision} not applied but {applied}, or ghosts: {ghosts}")
+                self.shared.violate(f"I4: {result.revision}, {capped.revision} not applied but {applied}, or {ghosts}")
                 break
             time.sleep(0.002)
         self.slowest_heal_s = max(self.slowest_heal_s, time.monotonic() - started)

@@ -30,7 +30,7 @@ from children import fork
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.ledger.instances import get_instances
 from kvcached.ledger.publication import publish
-from kvcached.values import MAX_REVISION, Update
+from kvcached.values import MAX_REVISION, Bound, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 INSTANCE = "soak"
 RANKS = 4
 LIMITS = (-1, 0, 7, 500, 5_000, 20_000, 80_000)
+CAPS = (-1, 100, 60_000, 90_000)
+"""One is below what a request needs, and rejected; the others leave room for all that run at once."""
 REQUESTS_PER_MINUTE = 1200  # at twice the generator's pace
 READY_S = 180.0
 HEAL_S = 30.0
@@ -100,8 +102,10 @@ class Soak:
     # What goes wrong
 
     def publish(self) -> None:
-        """Publish a random limit."""
-        publish(self.random.choice(LIMITS), INSTANCE, self.ledger_dir)
+        """Publish a random limit or a random cap."""
+        bound = self.random.choice((Bound.LIMIT, Bound.LIMIT, Bound.CAP))
+        tokens = self.random.choice(CAPS if bound is Bound.CAP else LIMITS)
+        publish(tokens, INSTANCE, self.ledger_dir, bound=bound)
 
     def publish_and_die(self) -> None:
         """Publish from a process that is killed after a random time."""

@@ -13,12 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from children import fork
-from storm_record import BLOCK_TOKENS, GPUS, RANKS, STARTUP_LIMIT, Shared, identity
+from storm_record import BLOCK_TOKENS, GPUS, NUMBERS, RANKS, STARTUP_LIMIT, Shared, identity
 
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.subscription import Subscription
+from kvcached.light_dataclasses import replace
 from kvcached.policy import RetentionPolicy
-from kvcached.values import Outcome, Update
+from kvcached.values import UNLIMITED, Bound, BoundReport, Outcome, Report, Update
 
 if TYPE_CHECKING:
     from kvcached.ledger.contents import Slot
@@ -77,14 +78,17 @@ class Rank:
     def __init__(self, seed: int, shared: Shared) -> None:
         self.cache = Cache(seed)
         self.policy = RetentionPolicy(self.cache, STARTUP_LIMIT, chunk_tokens=20_000)
+        self.cap = BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.STARTUP, "")
         self._shared = shared
 
     def step(self, update: Update | None) -> bytes:
         """Do one step and return the digest of everything evicted so far."""
         self.cache.work()
         before = list(self.cache.active)
-        if update is not None:
+        if update is not None and update.bound is Bound.LIMIT:
             self.policy.update(update)
+        elif update is not None:
+            self.cap = BoundReport(update, update.revision, Outcome.APPLIED, "")
         self.policy.on_step()
         if self.cache.active != before:
             self._shared.violate("I5: an active block was evicted")
@@ -95,6 +99,10 @@ class Rank:
         if limit >= 0 and self.cache.idle_tokens() > allowed and self.policy.report().outcome not in QUIET_OUTCOMES:
             self._shared.violate(f"I6: {self.cache.idle_tokens()} idle tokens under the limit {limit}")
         return self.cache.digest.digest()
+
+    def report(self) -> Report:
+        """Return what the engine says of both bounds."""
+        return replace(self.policy.report(), cap=self.cap)
 
 
 def run_rank(seed: int, shared: Shared, others_end: socket.socket, link: socket.socket) -> None:
@@ -119,7 +127,7 @@ def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
         theirs.close()
         links.append(ours.makefile("rwb"))
     rank = Rank(seed, shared)
-    subscription.acknowledge(rank.policy.report())
+    subscription.acknowledge(rank.report())
     with LedgerDirectory(ledger_dir, writable=False) as directory:
         handles = [directory.open(gpu).handle for gpu in sorted(GPUS)]
         slots = [next(i for i, slot in h.live_slots() if slot.identity.instance_name == "target") for h in handles]
@@ -127,7 +135,7 @@ def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
             update = subscription.poll() if subscription.wait(time.monotonic() + 0.005) else None
             if update is not None:
                 found = [handle.read_slot(index) for handle, index in zip(handles, slots, strict=True)]
-                check_applied(update, rank.policy, found, shared)
+                check_applied(update, rank.report(), found, shared)
             message = pickle.dumps(update)
             for link in links:
                 link.write(struct.pack("<I", len(message)) + message)
@@ -135,16 +143,20 @@ def run_engine(ledger_dir: str, shared: Shared, seed: int) -> None:
             digest = rank.step(update)
             if any(link.read(32) != digest for link in links):
                 shared.violate("I3: ranks evicted different blocks")
-            subscription.acknowledge(rank.policy.report())
+            subscription.acknowledge(rank.report())
 
 
-def check_applied(update: Update, policy: RetentionPolicy, slots: list[Slot | None], shared: Shared) -> None:
+def check_applied(update: Update, report: Report, slots: list[Slot | None], shared: Shared) -> None:
     """Check I1 and I2 for a pair that is about to be applied, by what is stored in the files."""
     shared.add("applied")
-    if update.revision <= policy.settled_revision:
-        shared.violate(f"I2: {update} after {policy.settled_revision}")
+    if update.limit_tokens not in NUMBERS[update.bound]:
+        shared.violate(f"{update} was published of the other bound")
+    settled = report.of(update.bound).settled_revision
+    if update.revision <= settled:
+        shared.violate(f"I2: {update} after {settled}")
     for slot in slots:
-        if slot is None or slot.desired.revision < update.revision:
-            shared.violate(f"I1: {update} does not stand in all members: {slot and slot.desired}")
-        elif slot.desired.revision == update.revision and slot.desired != update:
-            shared.violate(f"I1: {update} stands as {slot.desired} in a member")
+        desired = None if slot is None else slot.desired_of(update.bound)
+        if desired is None or desired.revision < update.revision:
+            shared.violate(f"I1: {update} does not stand in all members: {desired}")
+        elif desired.revision == update.revision and desired != update:
+            shared.violate(f"I1: {update} stands as {desired} in a member")

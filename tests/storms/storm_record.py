@@ -7,7 +7,7 @@ import os
 import struct
 from pathlib import Path
 
-from kvcached.values import Identity
+from kvcached.values import UNLIMITED, Bound, Identity
 
 GPUS = tuple(f"cpu-{index}" for index in range(8))
 RANKS = 3
@@ -17,6 +17,11 @@ VICTIMS_AT_ONCE = 4
 WATCHERS = 3
 LANES = WATCHERS + VICTIMS_AT_ONCE
 COUNTERS = ("publications", "accepted", "applied", "splits", "healed", "looks")
+
+LIMITS = (UNLIMITED, 0, 1, 100, 5_000, 50_000, 2**31 - 1)
+CAPS = (2, 200, 6_000, 60_000, 2**31 - 2)
+NUMBERS = {Bound.LIMIT: LIMITS, Bound.CAP: CAPS}
+"""What is published of each bound: nothing that is published of the other."""
 
 
 class Shared:

@@ -11,25 +11,24 @@ from typing import TYPE_CHECKING
 
 from children import fork
 from storm_engine import Cache
-from storm_record import GPUS, STARTUP_LIMIT, Shared, identity
+from storm_record import GPUS, NUMBERS, STARTUP_LIMIT, Shared, identity
 
 from kvcached.ledger.publication import publish
 from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
-from kvcached.values import UNLIMITED
+from kvcached.values import Bound
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-LIMITS = (UNLIMITED, 0, 1, 100, 5_000, 50_000, 2**31 - 1)
-
 
 def be_publisher(ledger_dir: str, generator: random.Random, shared: Shared) -> None:
-    """Publish one thing after the other."""
+    """Publish one thing after the other, limits and caps."""
     while True:
         shared.add("publications")
-        if publish(generator.choice(LIMITS), "target", ledger_dir, note="storm").accepted:
+        bound = generator.choice(tuple(Bound))
+        if publish(generator.choice(NUMBERS[bound]), "target", ledger_dir, bound=bound, note="storm").accepted:
             shared.add("accepted")
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-MOST_FLAKY = 3
+MOST_FLAKY = 5
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 

@@ -16,8 +16,9 @@ import sys
 import time
 
 from kvcached.ledger.subscription import Subscription
+from kvcached.light_dataclasses import replace
 from kvcached.policy import RetentionPolicy
-from kvcached.values import Identity, Outcome, Report, Update
+from kvcached.values import UNLIMITED, Bound, BoundReport, Identity, Outcome, Report, Update
 
 TROUBLES = ("none", "deaf", "locked", "eviction", "pipeline", "unsupported")
 """What may go wrong: nothing; publications are never taken; nothing is evictable; eviction raises; refused."""
@@ -73,6 +74,8 @@ class ToyEngine:
         self._cache = ToyCache(options)
         self._policy = RetentionPolicy(self._cache, limit, chunk_tokens=options.chunk_tokens)
         self._subscription = Subscription(identity, gpus, options.ledger_dir)
+        self._token_bytes, self._floor = options.token_bytes, options.cap_floor
+        self._cap = BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.STARTUP, "")
 
     def start(self) -> None:
         """Register and report."""
@@ -95,18 +98,34 @@ class ToyEngine:
         self._subscription.refresh(self._report)
 
     def _take(self, update: Update) -> None:
-        if self._trouble == "pipeline":
+        if update.bound is Bound.CAP:
+            self._take_cap(update)
+        elif self._trouble == "pipeline":
             reason = f"pp_size is {self._pp_size}; updates are applied with pp_size 1 only"
             self._policy.reject(update, Outcome.REJECTED_PIPELINE_PARALLEL, reason)
         else:
             self._policy.update(update)
+
+    def _take_cap(self, update: Update) -> None:
+        if 0 <= update.limit_tokens < self._floor:
+            reason = f"one request of the longest length needs {self._floor} tokens"
+            self._cap = BoundReport(self._cap.applied, update.revision, Outcome.REJECTED_BELOW_FLOOR, reason)
+        else:
+            self._cap = BoundReport(update, update.revision, Outcome.APPLIED, "")
 
     def _report(self) -> Report:
         if self._trouble == "unsupported":
             unlimited = Update(0, -1)
             reason = "hook target Scheduler.evict is missing"
             return Report(unlimited, 0, Outcome.UNSUPPORTED_ENGINE, reason, 0, 0, 0, 0, 0)
-        return self._policy.report()
+        report = replace(self._policy.report(), token_bytes=self._token_bytes)
+        if not self._floor:
+            return report
+        pool = report.capacity_tokens * self._token_bytes
+        held = pool if self._cap.applied.limit_tokens < 0 else self._cap.applied.limit_tokens * self._token_bytes
+        return replace(
+            report, cap=self._cap, pool_bytes=pool, resident_bytes=held, returned_bytes=pool - held, returns="yes"
+        )
 
     def close(self) -> None:
         """Give the slots back."""
@@ -151,6 +170,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--active", type=int, default=2_000)
     parser.add_argument("--capacity", type=int, default=100_000)
+    parser.add_argument("--token-bytes", type=int, default=0)
+    parser.add_argument("--cap-floor", type=int, default=0, help="the engine knows caps, from this many tokens up")
     parser.add_argument("--chunk-tokens", type=int, default=65_536)
     parser.add_argument("--step-s", type=float, default=STEP_S)
     parser.add_argument("--trouble", choices=TROUBLES, default="none")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "kvcached-control"
 
-COMMANDS = ("set", "status", "watch", "metrics", "advise", "doctor", "completion")
+COMMANDS = ("set", "cap", "status", "watch", "metrics", "advise", "doctor", "completion")
 """Each is the module of this name: ``add_parser`` declares it, and only the one that is called is imported."""
 
 
@@ -60,7 +60,7 @@ def build_parser(names: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of these commands."""
     parser = _Parser(
         prog=PROGRAM,
-        description="Show and change how many idle prefix-cache tokens running LLM engines keep.",
+        description="Show and change how many tokens of KV running LLM engines keep, idle and in all.",
         epilog="example:\n  kvcached-control set 16k --instance my-model --wait",
     )
     parser.add_argument("-V", "--version", action="version", version=f"{PROGRAM} {__version__}")

@@ -40,7 +40,7 @@ PREAMBLE = {
     done < <("${{COMP_WORDS[0]/#\\~\\//$HOME/}}" completion names "${{directory[@]}}" 2>/dev/null)
 }}
 {_LIMITS}() {{
-    compgen -W "none 4k 8k 16k 32k 64k 128k 1m unlimited" -- "$1"
+    compgen -W "none 25% 50% 4k 8k 16k 32k 64k 128k 1m unlimited" -- "$1"
 }}
 """,
     "zsh": f"""\
@@ -55,7 +55,7 @@ PREAMBLE = {
     compadd -- $names
 }}
 {_LIMITS}() {{
-    compadd -- none 4k 8k 16k 32k 64k 128k 1m unlimited
+    compadd -- none 25% 50% 4k 8k 16k 32k 64k 128k 1m unlimited
 }}
 """,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcached.limits import parse_limit
+from kvcached.limits import parse_amount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,7 @@ _WATCHING = frozenset({"-w", "--watch", "-f", "--follow"})
 _FLAGS = {"-A": "--all", "-o=json": "--json", "-ojson": "--json", "--output=json": "--json", "-w": "--wait"}
 _OPTIONS = {"-n": "--instance", "-i": "--instance", "--name": "--instance", "-l": "--interval"}
 _WITHOUT_VALUE = frozenset({"--json", "--all", "--dry-run", "--if-different", "--history"})
+_PUBLISHING = frozenset({"set", "cap"})
 _POSITIONAL = {"status": "--instance", "watch": "--instance", "advise": "--instance", "doctor": "--pid"}
 
 
@@ -61,7 +62,7 @@ def _sorted(command: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
             options.append("--json")
         elif word == "json" and options[-1:] == ["--json"]:
             continue
-        elif (command == "watch" and word in _WATCHING) or (command != "set" and word == "-A"):
+        elif (command == "watch" and word in _WATCHING) or (command not in _PUBLISHING and word == "-A"):
             continue  # is what this command does anyway
         elif word.startswith("-") and len(word) > 1 and not word[1].isdigit():
             options.append(_FLAGS.get(word, _OPTIONS.get(word, word)))
@@ -79,7 +80,7 @@ def _takes_value(option: str, after: str) -> bool:
 
 def _place(command: str, options: list[str], positional: list[str]) -> list[str] | None:
     """Return the arguments with each word that belongs to no option in its place; None if there is no place for it."""
-    if command == "set":
+    if command in _PUBLISHING:
         return _place_limit(options, positional)
     if not positional:
         return options
@@ -101,7 +102,7 @@ def _place_limit(options: list[str], positional: list[str]) -> list[str] | None:
 
 def _is_limit(word: str) -> bool:
     try:
-        parse_limit(word)
+        parse_amount(word)
     except ValueError:
         return False
     return True

@@ -1,4 +1,7 @@
-"""``kvcached-control set``: publish a limit to one instance or to several, and wait for it if asked to."""
+"""``kvcached-control set``: publish a limit to one instance or to several, and wait for it if asked to.
+
+What ``run`` does with limits it does with caps, for ``kvcached-control cap``.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +12,36 @@ from contextlib import nullcontext
 
 from kvcached.control import exit_codes
 from kvcached.control.api import stopped_waiting
-from kvcached.control.commands import shared_options
+from kvcached.control.commands import publishing_options, shared_options
+from kvcached.control.commands.publishing_options import DEFAULT_WAIT_S
 from kvcached.control.ending_signals import code_of, raising_signals
-from kvcached.control.queries.instance_patterns import ANY, check_name_or_pattern, is_pattern
+from kvcached.control.queries.instance_patterns import is_pattern
 from kvcached.control.rendering.text import complain, say
 from kvcached.ledger.publication import publish
 from kvcached.light_dataclasses import replace
-from kvcached.limits import format_limit
+from kvcached.limits import Amount, format_limit
 from kvcached.settings import SettingsError, choose_ledger_dir
+from kvcached.values import Bound
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from kvcached.control.rendering.progress_bar import Shrinking
     from kvcached.ledger.results import MemberResult, PublicationResult
 
-DEFAULT_WAIT_S = 60.0
-
 USAGE = "%(prog)s LIMIT --instance NAME [options]"
 
-EPILOG = """\
+EPILOG = f"""\
 examples:
   kvcached-control set 16k --instance my-model --wait
+  kvcached-control set 50%% --instance my-model
   kvcached-control set none --instance 'chat-*' --dry-run
   kvcached-control set unlimited --all --note "night shift"
   kvcached-control set --of-max 0.9 --instance my-model
-exit codes:
-  0 accepted (with --wait: applied)   2 wrong usage   4 partial
-  3 unavailable, or the engine ended or restarted while waiting
-  5 superseded                        6 timed out     7 the engine refuses it
-  with several instances, the highest of theirs"""
+{publishing_options.EXIT_CODES}"""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,7 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("set", help=text, usage=USAGE, epilog=EPILOG)
     limits = parser.add_mutually_exclusive_group()
     limits.add_argument(
-        "limit", metavar="LIMIT", nargs="?", type=shared_options.limit, help="tokens: 16000, 16k, 2m, unlimited or none"
+        "limit", metavar="LIMIT", nargs="?", type=shared_options.limit, help=publishing_options.LIMIT_HELP
     )
     limits.add_argument(
         "--of-max",
@@ -58,52 +58,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=shared_options.share,
         help="the smallest limit for this share of the attainable hit rate",
     )
-    targets = parser.add_mutually_exclusive_group(required=True)
-    targets.add_argument(
-        "--instance", metavar="NAME", type=_name_or_pattern, help="the instance's name, or a pattern such as 'chat-*'"
-    )
-    targets.add_argument("--all", action="store_const", const=ANY, dest="instance", help="every live instance")
-    shared_options.add_ledger_dir(parser)
-    _add_conditions(parser)
-    parser.add_argument(
-        "--note", metavar="TEXT", type=shared_options.note, default="", help="the reason, for status --history"
-    )
-    when = parser.add_mutually_exclusive_group()
-    when.add_argument(
-        "--wait",
-        metavar="SECONDS",
-        nargs="?",
-        type=shared_options.seconds_or_limit,
-        const=DEFAULT_WAIT_S,
-        help=f"wait until it is applied and the excess is evicted (default {DEFAULT_WAIT_S:.0f} s)",
-    )
-    when.add_argument("--dry-run", action="store_true", help="show what would be evicted, and publish nothing")
-    shared_options.add_json(parser)
-    parser.set_defaults(run=run, acts=True)
-
-
-def _add_conditions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--if-revision",
-        metavar="N",
-        type=shared_options.revision,
-        help="publish only if the instance's highest revision is N",
-    )
-    parser.add_argument(
-        "--if-incarnation",
-        metavar="HEX",
-        type=shared_options.incarnation,
-        help="publish only if the instance has not restarted since status --json showed this incarnation",
-    )
-    parser.add_argument(
-        "--if-different",
-        action="store_true",
-        help="publish nothing, and print unchanged, if this limit is already desired everywhere",
-    )
-
-
-def _name_or_pattern(text: str) -> str:
-    return shared_options.checked(check_name_or_pattern, text)
+    publishing_options.add(parser)
+    parser.set_defaults(run=run, acts=True, bound=Bound.LIMIT)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -124,10 +80,13 @@ def _place_limit(arguments: argparse.Namespace) -> None:
     if isinstance(arguments.wait, shared_options.Misplaced):
         if given:
             arguments.parser.error("argument --wait: expected a number of seconds, not a second LIMIT")
-        arguments.limit, arguments.wait = arguments.wait.limit_tokens, DEFAULT_WAIT_S
+        arguments.limit, arguments.wait = arguments.wait.limit, DEFAULT_WAIT_S
     elif not given:
         after = " before --wait" if arguments.wait is not None else ""
-        arguments.parser.error(f"LIMIT or --of-max is missing; write, for example, set 16k{after}")
+        command, either = arguments.bound.value, ""
+        if arguments.bound is Bound.LIMIT:
+            command, either = "set", " or --of-max"
+        arguments.parser.error(f"LIMIT{either} is missing; write, for example, {command} 16k{after}")
 
 
 def _run(arguments: argparse.Namespace, directory: str) -> int:
@@ -142,11 +101,19 @@ def _run(arguments: argparse.Namespace, directory: str) -> int:
         names = _matching(arguments, directory)
         if not names:
             return exit_codes.UNAVAILABLE
+    limits = dict.fromkeys(names, arguments.limit)
+    if isinstance(arguments.limit, Amount):
+        from kvcached.control.commands.amounts import take_amount  # noqa: PLC0415 - only for percent and bytes
+
+        resolved = take_amount(arguments.limit, names, directory)
+        if isinstance(resolved, int):
+            return resolved
+        limits = resolved
     if arguments.dry_run:
         from kvcached.control.commands.set_dry_run import run_dry  # noqa: PLC0415 - only when asked for
 
-        return run_dry(arguments, names, directory)
-    return _run_on(arguments, names, directory)
+        return run_dry(arguments, limits, directory)
+    return _run_on(arguments, limits, directory)
 
 
 def _matching(arguments: argparse.Namespace, directory: str) -> list[str]:
@@ -172,20 +139,21 @@ def _matching(arguments: argparse.Namespace, directory: str) -> list[str]:
     return names
 
 
-def _run_on(arguments: argparse.Namespace, names: Sequence[str], directory: str) -> int:
+def _run_on(arguments: argparse.Namespace, limits: Mapping[str, int], directory: str) -> int:
     """Publish to all of them before waiting for any."""
     started = time.monotonic()
     results = [
         publish(
-            arguments.limit,
+            limit,
             name,
             directory,
+            bound=arguments.bound,
             if_revision=arguments.if_revision,
             if_incarnation=arguments.if_incarnation,
             if_different=arguments.if_different,
             note=arguments.note,
         )
-        for name in names
+        for name, limit in limits.items()
     ]
     interrupt = None
     if arguments.wait is not None:
@@ -251,7 +219,7 @@ def exit_code(result: PublicationResult) -> int:
 
 def _print_result(result: PublicationResult, directory: str) -> None:
     name = f"{result.instance_name} in {directory}"
-    limit = format_limit(result.limit_tokens)
+    limit = _format_bound(result)
     unchanged = "unchanged, " if result.unchanged else ""
     if result.applied:
         after = f"after {result.waited_s:.3f} s"
@@ -261,6 +229,11 @@ def _print_result(result: PublicationResult, directory: str) -> None:
     problems = _problems(result, f"{result.status}: {limit} for {name}")
     if problems:
         complain("; ".join(problems))
+
+
+def _format_bound(result: PublicationResult) -> str:
+    """Return what was published for people: a cap says that it is one."""
+    return f"{'cap ' if result.bound is Bound.CAP else ''}{format_limit(result.limit_tokens)}"
 
 
 def _problems(result: PublicationResult, failure: str) -> list[str]:

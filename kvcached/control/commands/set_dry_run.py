@@ -1,4 +1,4 @@
-"""``kvcached-control set --dry-run``: say what a publication would do."""
+"""``--dry-run`` of ``kvcached-control set`` and ``cap``: say what a publication would do."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from kvcached.control.rendering.status_table import display_of
 from kvcached.control.rendering.table import Cell, Table
 from kvcached.control.rendering.text import ACTIVE, BUSY, FAINT, IDLE, STRONG, complain, count, limit_text
 from kvcached.limits import format_limit
+from kvcached.values import Bound
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvcached.control.queries.forecast import Forecast
 
 _HEADINGS = ("INSTANCE", "KEEPS", "IDLE", "EVICTS NOW", "ACTIVE", "LATER UP TO")
 
 
-def run_dry(arguments: argparse.Namespace, names: Sequence[str], directory: str) -> int:
+def run_dry(arguments: argparse.Namespace, limits: Mapping[str, int], directory: str) -> int:
     """Print the forecasts; the exit code that publishing would most likely end with."""
-    conditions = Conditions(arguments.if_revision, arguments.if_incarnation, different=arguments.if_different)
-    forecasts = [forecast(arguments.limit, name, directory, conditions) for name in names]
+    conditions = Conditions(
+        arguments.if_revision, arguments.if_incarnation, different=arguments.if_different, bound=arguments.bound
+    )
+    forecasts = [forecast(limit, name, directory, conditions) for name, limit in limits.items()]
     if arguments.json:
         whole = {"results": [entry.to_dict() for entry in forecasts]}
         print(json.dumps(whole if is_pattern(arguments.instance) else forecasts[0].to_dict()))
@@ -54,7 +57,9 @@ def _print(forecasts: Sequence[Forecast]) -> None:
     if possible:
         unchanged = all(entry.unchanged for entry in possible)
         said = "is already desired, so nothing would be published" if unchanged else "would be published"
-        print(f"{format_limit(forecasts[0].limit_tokens)} {said}; nothing was written")
+        told = sorted({entry.limit_tokens for entry in forecasts})
+        of_cap = "cap " if forecasts[0].bound is Bound.CAP else ""
+        print(f"{of_cap}{' or '.join(map(format_limit, told))} {said}; nothing was written")
         print("\n".join(table.lines(display.width, colour=display.colour)))
     for entry in forecasts:
         problems = [

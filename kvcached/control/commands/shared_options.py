@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kvcached.arguments import MAX_WAIT_S, check_incarnation, check_note
-from kvcached.limits import parse_limit
+from kvcached.limits import parse_amount
 from kvcached.settings import check_instance_name
 from kvcached.values import MAX_REVISION
 
@@ -13,6 +13,8 @@ TYPE_CHECKING = False  # spelled out, because importing typing costs the command
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
+
+    from kvcached.limits import Amount
 
     Parsed = TypeVar("Parsed")
 
@@ -52,9 +54,9 @@ def instance_name(text: str) -> str:
     return checked(check_instance_name, text)
 
 
-def limit(text: str) -> int:
+def limit(text: str) -> int | Amount:
     """Parse a limit."""
-    return checked(parse_limit, text)
+    return checked(parse_amount, text)
 
 
 def incarnation(text: str) -> str:
@@ -98,7 +100,7 @@ def seconds_or_limit(text: str) -> float | Misplaced:
         return seconds(text)
     except argparse.ArgumentTypeError:
         try:
-            return Misplaced(parse_limit(text))
+            return Misplaced(parse_amount(text))
         except ValueError:
             pass
         raise
@@ -107,8 +109,8 @@ def seconds_or_limit(text: str) -> float | Misplaced:
 class Misplaced:
     """A limit that was written where seconds could be."""
 
-    def __init__(self, limit_tokens: int) -> None:
-        self.limit_tokens = limit_tokens
+    def __init__(self, limit: int | Amount) -> None:
+        self.limit = limit
 
 
 def share(text: str) -> float:

@@ -6,8 +6,8 @@ from kvcached.ledger import NativeLibraryError
 from kvcached.ledger.addressees import Obstacle, look_up, unusable, warnings_for
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.ledger.results import PublicationStatus
-from kvcached.light_dataclasses import dataclass
-from kvcached.values import Outcome, kept_tokens
+from kvcached.light_dataclasses import dataclass, replace
+from kvcached.values import Bound, Outcome, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class ReplicaForecast:
     """What one replica would do. All sizes are tokens.
 
-    ``kept_tokens`` is what may stay idle, -1 for anything, and at least one block of a positive limit.
-    ``evict_later_tokens`` is how many of the tokens in use now would go at most when their requests end.
+    ``kept_tokens`` is what may stay idle, -1 for anything, and at least one block of a positive limit; under a cap,
+    what may be held in all. ``evict_later_tokens`` is how many of the tokens in use now would go at most when their
+    requests end.
     """
 
     replica: int
@@ -60,6 +61,7 @@ class Forecast:
     replicas: tuple[ReplicaForecast, ...] = ()
     warnings: tuple[str, ...] = ()
     unchanged: bool = False
+    bound: Bound = Bound.LIMIT
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -67,6 +69,7 @@ class Forecast:
             "dry_run": True,
             "status": self.status.value,
             "instance_name": self.instance_name,
+            "bound": self.bound.value,
             "limit_tokens": self.limit_tokens,
             "revision": self.revision,
             "unchanged": self.unchanged,
@@ -82,15 +85,16 @@ class Conditions:
     revision: int | None = None
     incarnation: str | None = None
     different: bool = False
+    bound: Bound = Bound.LIMIT
 
 
 def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions: Conditions) -> Forecast:
-    """Return what publishing a limit would do now. Writes nothing; what would prevent it is in the result."""
-    nothing = Forecast(PublicationStatus.UNAVAILABLE, instance_name, limit_tokens, 0)
+    """Return what publishing a limit or a cap would do now. Writes nothing; what would prevent it is in the result."""
+    nothing = Forecast(PublicationStatus.UNAVAILABLE, instance_name, limit_tokens, 0, bound=conditions.bound)
     try:
         # Opened for writing, because that is what the publication would need; nothing is written.
         with LedgerDirectory(ledger_dir, writable=True) as directory:
-            found = look_up(directory, instance_name, conditions.revision, conditions.incarnation)
+            found = look_up(directory, instance_name, conditions.bound, conditions.revision, conditions.incarnation)
     except LedgerDirectoryError as error:
         return _with(nothing, warnings=(unusable(ledger_dir, error),))
     except NativeLibraryError as error:
@@ -104,9 +108,10 @@ def forecast(limit_tokens: int, instance_name: str, ledger_dir: str, conditions:
         instance_name,
         limit_tokens,
         found.newest if unchanged else found.newest + 1,
-        tuple(_forecast_replica(replica, limit_tokens) for replica in replicas),
-        (*warnings_for(replicas, limit_tokens), *found.refused),
+        tuple(_forecast_replica(replica, limit_tokens, conditions.bound) for replica in replicas),
+        (*warnings_for(found, limit_tokens), *found.refused),
         unchanged,
+        conditions.bound,
     )
 
 
@@ -121,16 +126,20 @@ def _status_of(replicas: Sequence[Replica]) -> PublicationStatus:
 def _with(
     nothing: Forecast, *, warnings: tuple[str, ...], status: PublicationStatus = PublicationStatus.UNAVAILABLE
 ) -> Forecast:
-    return Forecast(status, nothing.instance_name, nothing.limit_tokens, 0, warnings=warnings)
+    return replace(nothing, status=status, warnings=warnings)
 
 
-def _forecast_replica(replica: Replica, limit_tokens: int) -> ReplicaForecast:
+def _forecast_replica(replica: Replica, limit_tokens: int, bound: Bound) -> ReplicaForecast:
     identity, report = replica.slot.identity, replica.slot.report
     idle, active = report.idle_tokens, report.active_tokens
     index = identity.replica
-    refuses = report.outcome in (Outcome.UNSUPPORTED_ENGINE, Outcome.REJECTED_PIPELINE_PARALLEL)
+    answer = report.of(bound)
+    refuses = answer.outcome in (Outcome.UNSUPPORTED_ENGINE, Outcome.REJECTED_PIPELINE_PARALLEL)
     if limit_tokens < 0 or refuses:
-        return ReplicaForecast(index, report.applied.limit_tokens if refuses else limit_tokens, idle, active, 0, 0)
+        return ReplicaForecast(index, answer.applied.limit_tokens if refuses else limit_tokens, idle, active, 0, 0)
+    if bound is Bound.CAP:
+        now = min(idle, max(0, idle + active - limit_tokens))
+        return ReplicaForecast(index, limit_tokens, idle, active, now, max(0, idle - now + active - limit_tokens))
     kept = kept_tokens(limit_tokens, identity.block_tokens)
     now = max(0, idle - kept)
     return ReplicaForecast(index, kept, idle, active, now, max(0, idle - now + active - kept))

@@ -10,6 +10,7 @@ from itertools import pairwise
 from kvcached.ledger.directory import LedgerDirectoryError
 from kvcached.ledger.snapshot import open_snapshot
 from kvcached.light_dataclasses import dataclass
+from kvcached.values import Bound
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class RecordedPublication:
         return {
             "time": self.time.isoformat(),
             "instance_name": self.instance_name,
+            "bound": self.new.bound.value,
             "old": {"revision": self.old.revision, "limit_tokens": self.old.limit_tokens},
             "new": {"revision": self.new.revision, "limit_tokens": self.new.limit_tokens},
             "uid": self.uid,
@@ -110,15 +112,16 @@ def read_history(snapshot: Snapshot, instance_name: str | None) -> PublicationHi
 
 def _is_behind(shown: Sequence[RecordedPublication], snapshot: Snapshot, instance_name: str | None) -> bool:
     """Return whether revisions are in force that the record does not hold, as after a ledger was replaced."""
-    recorded: dict[str, set[int]] = {}
+    recorded: dict[tuple[str, Bound], set[int]] = {}
     for publication in shown:
-        recorded.setdefault(publication.instance_name, {0}).add(publication.new.revision)
-    if any(one.old.revision not in recorded[one.instance_name] for one in shown):
+        recorded.setdefault((publication.instance_name, publication.new.bound), {0}).add(publication.new.revision)
+    if any(one.old.revision not in recorded[one.instance_name, one.new.bound] for one in shown):
         return True
     members = [member for replica in snapshot.replicas for member in replica.members]
     return any(
-        member.slot.desired.revision not in recorded.get(name, {0})
+        member.slot.desired_of(bound).revision not in recorded.get((name, bound), {0})
         for member in members
+        for bound in Bound
         if instance_name in (None, name := member.slot.identity.instance_name)
     )
 
@@ -152,4 +155,5 @@ def _in_order(records: Sequence[Sequence[AuditRecord]]) -> list[RecordedPublicat
 
 def _key(record: AuditRecord) -> tuple[Any, ...]:
     update = record.after
-    return record.when_ns, record.uid, record.pid, record.instance_name, update.revision, update.limit_tokens
+    bound = update.bound.value
+    return record.when_ns, record.uid, record.pid, record.instance_name, bound, update.revision, update.limit_tokens

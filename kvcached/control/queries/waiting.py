@@ -10,7 +10,7 @@ from kvcached.ledger.open_ledger import LISTEN_S
 from kvcached.ledger.publication import SUPERSEDED, Rejection
 from kvcached.ledger.snapshot import look_again, open_snapshot
 from kvcached.light_dataclasses import dataclass, replace
-from kvcached.values import UNLIMITED, Outcome, kept_tokens
+from kvcached.values import UNLIMITED, Bound, Outcome, kept_tokens
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvcached.ledger.publication import PublicationResult
     from kvcached.ledger.replicas import Replica
     from kvcached.ledger.snapshot import FileLook, Snapshot
+    from kvcached.values import BoundReport
 
 ABSENCE_S = 3.0
 """How long a replica may be away before it counts as ended: one whose ledger was replaced is back within 2 s."""
@@ -27,7 +28,7 @@ ABSENCE_S = 3.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a wait has come: idle tokens of the replicas that are not there yet, and who they are."""
+    """How far a wait has come: which replicas are not there yet, and their tokens beyond the limit or the cap."""
 
     lagging: tuple[Replica, ...]
     absent: tuple[int, ...]
@@ -43,6 +44,9 @@ def wait_until_applied(
     since: float | None = None,
 ) -> PublicationResult:
     """Wait until all replicas report ``result`` applied and hold no more idle tokens than its limit.
+
+    A cap is waited for until all engines say that it is applied, which they say when the memory beyond it is returned,
+    or, where theirs cannot be, when no more tokens are held.
 
     Returns the result with ``applied``, ``waited_s``, ``rejections`` and ``engine_ended`` filled in; ``warnings`` say
     who lags when the time is over, or who ended. Ends at once if a replica will not apply it or was restarted, or if a
@@ -65,6 +69,7 @@ class _Waiter:
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self._result = result
+        self._bound = result.bound
         self._ledger_dir = ledger_dir
         self._deadline = deadline
         self._on_progress = on_progress
@@ -165,42 +170,52 @@ class _Waiter:
         An engine that registers again keeps what was accepted. A new engine begins at revision 0, under the
         same name and maybe the same pid.
         """
-        newest = max(member.slot.desired.revision for member in replica.members)
-        return newest < self._result.revision and replica.slot.report.settled_revision < self._result.revision
+        newest = max(member.slot.desired_of(self._bound).revision for member in replica.members)
+        return newest < self._result.revision and self._answer(replica).settled_revision < self._result.revision
 
     def _is_overtaken(self, replica: Replica) -> bool:
-        applied = replica.slot.report.applied
+        applied = self._answer(replica).applied
         return applied.revision > self._result.revision and applied.limit_tokens != self._result.limit_tokens
 
     def _rejection(self, replica: Replica) -> Rejection | None:
-        report = replica.slot.report
-        unsupported = report.outcome is Outcome.UNSUPPORTED_ENGINE
-        if unsupported or (report.outcome.rejected and report.settled_revision >= self._result.revision):
-            return Rejection(replica.slot.identity.replica, f"{report.outcome.value}: {report.reason}")
+        answer = self._answer(replica)
+        unsupported = answer.outcome is Outcome.UNSUPPORTED_ENGINE
+        if unsupported or (answer.outcome.rejected and answer.settled_revision >= self._result.revision):
+            return Rejection(replica.slot.identity.replica, f"{answer.outcome.value}: {answer.reason}")
         return None
 
     def _is_done(self, replica: Replica) -> bool:
-        applied = replica.slot.report.applied
+        answer = self._answer(replica)
+        applied = answer.applied
         newest = applied.revision >= self._result.revision and applied.limit_tokens == self._result.limit_tokens
+        if self._bound is Bound.CAP:
+            return newest and answer.outcome is Outcome.APPLIED
         return newest and self._excess(replica) <= 0
 
     def _excess(self, replica: Replica) -> int:
-        """Return how many idle tokens are above what the engine keeps under the limit."""
-        kept = kept_tokens(self._result.limit_tokens, replica.slot.identity.block_tokens)
-        return max(0, replica.slot.report.idle_tokens - kept) if kept != UNLIMITED else 0
+        """Return how many tokens are above the cap, or how many idle ones above what is kept under the limit."""
+        report, tokens = replica.slot.report, self._result.limit_tokens
+        if self._bound is Bound.CAP:
+            return max(0, report.idle_tokens + report.active_tokens - tokens) if tokens != UNLIMITED else 0
+        kept = kept_tokens(tokens, replica.slot.identity.block_tokens)
+        return max(0, report.idle_tokens - kept) if kept != UNLIMITED else 0
+
+    def _answer(self, replica: Replica) -> BoundReport:
+        return replica.slot.report.of(self._bound)
 
     def _who_lags(self, lagging: Sequence[Replica], absent: Sequence[int]) -> list[str]:
         parts = [f"replica {index} is not registered" for index in absent]
         for replica in lagging:
-            report = replica.slot.report
-            if report.applied.revision < self._result.revision:
-                parts.append(f"replica {replica.slot.identity.replica} has not applied it yet")
-            else:
-                reason = f" ({report.reason})" if report.reason else ""
-                parts.append(
-                    f"replica {replica.slot.identity.replica} still holds {report.idle_tokens} idle tokens: "
-                    f"{report.outcome.value}{reason}"
-                )
+            report, answer = replica.slot.report, self._answer(replica)
+            name = f"replica {replica.slot.identity.replica}"
+            if answer.applied.revision < self._result.revision:
+                parts.append(f"{name} has not applied it yet")
+                continue
+            held = f"{report.idle_tokens} idle tokens"
+            if self._bound is Bound.CAP:
+                held = f"{report.idle_tokens + report.active_tokens} tokens, {report.resident_bytes} bytes resident"
+            reason = f" ({answer.reason})" if answer.reason else ""
+            parts.append(f"{name} still holds {held}: {answer.outcome.value}{reason}")
         return parts
 
     def _end(self, *, applied: bool, warning: str | None = None) -> PublicationResult:

@@ -29,7 +29,7 @@ class Shrinking:
         if not self._most:
             return
         gone = self._most - progress.excess_tokens
-        text = f"{progress.excess_tokens:,} tokens above the limit"
+        text = f"{progress.excess_tokens:,} tokens to go"
         self._bar.update(self._task, total=self._most, completed=gone, description=text)
 
 

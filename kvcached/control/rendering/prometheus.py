@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from kvcached.control import exit_codes
 from kvcached.control.queries.directory_view import View, view_of
-from kvcached.control.rendering.status_remarks import newest_desired
+from kvcached.control.rendering.status_remarks import newest_cap, newest_desired
 from kvcached.control.rendering.text import complain
 from kvcached.ledger import NativeLibraryError
 from kvcached.ledger.not_found import not_found_message
@@ -55,6 +55,47 @@ _GAUGES: tuple[tuple[str, str, Callable[[ReplicaStatus], float]], ...] = (
         "kvcached_settled_revision",
         "Newest revision that was applied or rejected.",
         lambda replica: replica.settled_revision,
+    ),
+    (
+        "kvcached_cap_tokens",
+        "Tokens of KV that the replica may hold in all, as it applies it; +Inf for the whole pool.",
+        lambda replica: _limit(replica.cap.applied.limit_tokens),
+    ),
+    (
+        "kvcached_desired_cap_tokens",
+        "Tokens of the newest published cap; +Inf for the whole pool.",
+        lambda replica: _limit(newest_cap(replica).limit_tokens),
+    ),
+    (
+        "kvcached_desired_cap_revision",
+        "Revision of the newest published cap; 0 before the first.",
+        lambda replica: newest_cap(replica).revision,
+    ),
+    (
+        "kvcached_applied_cap_revision",
+        "Revision of the cap in force; 0 is the startup cap.",
+        lambda replica: replica.cap.applied.revision,
+    ),
+    (
+        "kvcached_settled_cap_revision",
+        "Newest revision of the cap that was applied or rejected.",
+        lambda replica: replica.cap.settled_revision,
+    ),
+    (
+        "kvcached_token_bytes",
+        "Bytes of one token of KV over all ranks; 0 where the engine does not say.",
+        lambda replica: replica.token_bytes,
+    ),
+    ("kvcached_pool_bytes", "Bytes of the KV pool over all ranks.", lambda replica: replica.pool_bytes),
+    (
+        "kvcached_resident_bytes",
+        "Bytes of the KV pool that hold memory now.",
+        lambda replica: replica.resident_bytes,
+    ),
+    (
+        "kvcached_returned_bytes",
+        "Bytes of the KV pool whose memory is back with the operating system or the device's driver now.",
+        lambda replica: replica.returned_bytes,
     ),
     ("kvcached_idle_tokens", "Cached tokens in use by no request.", lambda replica: replica.idle_tokens),
     ("kvcached_active_tokens", "Tokens held by running requests.", lambda replica: replica.active_tokens),
@@ -118,7 +159,8 @@ class LedgerCollector(Collector):
             for instance, replica in replicas:
                 counter.add_metric(_labels(instance, replica), value_of(replica))
             yield counter
-        yield _outcomes(replicas)
+        yield _outcomes(replicas, "kvcached_outcome", "publication", lambda replica: replica.outcome)
+        yield _outcomes(replicas, "kvcached_cap_outcome", "cap", lambda replica: replica.cap.outcome)
         yield _infos(replicas)
 
 
@@ -138,12 +180,17 @@ def _limit(limit_tokens: int) -> float:
     return math.inf if limit_tokens < 0 else limit_tokens
 
 
-def _outcomes(replicas: Iterable[tuple[InstanceStatus, ReplicaStatus]]) -> Metric:
-    text = "Outcome of the newest publication: 1 for the current outcome, else 0."
-    states = GaugeMetricFamily("kvcached_outcome", text, labels=(*_LABELS, "outcome"))
+def _outcomes(
+    replicas: Iterable[tuple[InstanceStatus, ReplicaStatus]],
+    name: str,
+    what: str,
+    outcome_of: Callable[[ReplicaStatus], Outcome],
+) -> Metric:
+    text = f"Outcome of the newest {what}: 1 for the current outcome, else 0."
+    states = GaugeMetricFamily(name, text, labels=(*_LABELS, "outcome"))
     for instance, replica in replicas:
         for outcome in Outcome:
-            states.add_metric([*_labels(instance, replica), outcome.value], outcome is replica.outcome)
+            states.add_metric([*_labels(instance, replica), outcome.value], outcome is outcome_of(replica))
     return states
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcached.control.rendering.text import BAD, BUSY, count, limit_text, pair_text
+from kvcached.control.rendering.text import BAD, BUSY, FAINT, count, limit_text, pair_text, size
 from kvcached.printable_text import printable
 from kvcached.values import Outcome, kept_tokens
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvcached.ledger.instances import MemberStatus, ReplicaStatus
+    from kvcached.values import Update
 
 NAMED_MEMBERS = 3
 """How many members of a group are named; a replica may have 64."""
@@ -19,6 +20,11 @@ NAMED_MEMBERS = 3
 def newest_desired(replica: ReplicaStatus) -> MemberStatus:
     """Return the member that carries the newest publication."""
     return max(replica.members, key=lambda member: member.revision)
+
+
+def newest_cap(replica: ReplicaStatus) -> Update:
+    """Return the newest published cap."""
+    return max((member.cap for member in replica.members), key=lambda cap: cap.revision)
 
 
 def outcome_word(replica: ReplicaStatus) -> str:
@@ -42,6 +48,28 @@ def remarks_of(replica: ReplicaStatus) -> Iterator[tuple[str, str]]:
     limit = replica.applied.limit_tokens
     if kept_tokens(limit, replica.block_tokens) > limit:
         yield f"keeps one block of {replica.block_tokens} tokens, more than the limit of {limit}", BUSY
+    yield from _cap(replica)
+    if replica.pool_bytes > 0:
+        returns = "" if replica.returns == "yes" else f"; not returned: {printable(replica.returns)}"
+        resident, pool = size(replica.resident_bytes), size(replica.pool_bytes)
+        yield f"KV memory: {resident} of {pool} resident, {size(replica.returned_bytes)} returned{returns}", FAINT
+
+
+def _cap(replica: ReplicaStatus) -> Iterator[tuple[str, str]]:
+    """Say what there is to say about the cap; nothing where none was ever set."""
+    cap, newest = replica.cap, newest_cap(replica)
+    if newest.revision == 0 and cap.applied.limit_tokens < 0:
+        return
+    reason = f": {printable(cap.reason)}" if cap.reason else ""
+    if cap.outcome.rejected:
+        word = cap.outcome.value.replace("_", " ")
+        yield f"cap r{max(newest.revision, cap.settled_revision)} {word}{reason}", BAD
+    elif newest.revision > cap.settled_revision and not replica.split:
+        yield f"cap {pair_text(newest.revision, newest.limit_tokens)} is published but not applied yet", BUSY
+    else:
+        applied = pair_text(cap.applied.revision, cap.applied.limit_tokens)
+        style = FAINT if cap.outcome in (Outcome.APPLIED, Outcome.STARTUP) else BUSY
+        yield f"cap {applied}, {cap.outcome.value}{reason}", style
 
 
 def _outcome(replica: ReplicaStatus) -> Iterator[tuple[str, str]]:
@@ -64,12 +92,18 @@ def _outcome(replica: ReplicaStatus) -> Iterator[tuple[str, str]]:
 
 def _split(replica: ReplicaStatus) -> str:
     groups: dict[str, list[str]] = {}
+    both = len({member.cap for member in replica.members}) > 1
     for member in replica.members:
-        groups.setdefault(pair_text(member.revision, member.limit_tokens), []).append(printable(member.gpu))
+        groups.setdefault(_pairs(member, both=both), []).append(printable(member.gpu))
     parts = [f"{pair} in {_names(gpus)}" for pair, gpus in groups.items()]
     if replica.missing_members:
         parts.append(f"{len(replica.missing_members)} member(s) without a usable ledger")
     return f"split: {'; '.join(parts)}; publish again to repair"
+
+
+def _pairs(member: MemberStatus, *, both: bool) -> str:
+    limit = pair_text(member.revision, member.limit_tokens)
+    return f"{limit}, cap {pair_text(member.cap.revision, member.cap.limit_tokens)}" if both else limit
 
 
 def _names(gpus: list[str]) -> str:

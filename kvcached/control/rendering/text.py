@@ -25,6 +25,7 @@ _DAY_S = 86400
 _MINUTES = 60
 _HOURS = 24
 _THOUSAND = 1000
+_KIB = 1024
 
 
 def harden(stream: TextIO | None) -> None:
@@ -85,6 +86,16 @@ def count(number: int) -> str:
     fitting = (pair for pair in _UNITS if round(number / (pair[0] // _THOUSAND), 1) >= _THOUSAND)
     factor, unit = next(fitting)
     return f"{number / factor:.1f}{unit}"
+
+
+def size(number: int) -> str:
+    """Return a number of bytes."""
+    shown = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(shown) < _KIB:
+            return f"{shown:.0f} {unit}" if unit == "B" else f"{shown:.1f} {unit}"
+        shown /= _KIB
+    return f"{shown:.1f} TiB"
 
 
 def limit_text(limit_tokens: int) -> str:
