@@ -66,7 +66,7 @@ def own_commands() -> list[str]:
 def documented(ledger_dir: Path, toys: Toys) -> Control:
     """Return the command line where every instance that the pages name is running."""
     names = set(re.findall(r"--instance ([A-Za-z0-9.-]+)", "\n".join(own_commands())))
-    toys.start(*sorted(names | {"my-model"}))
+    toys.start(*sorted(names | {"my-model"}), capacity=200_000, token_bytes=1024, cap_floor=4_000)
     return Control(ledger_dir)
 
 
