@@ -231,6 +231,8 @@ def _config(folder: str) -> RigConfig:
         pp_size=1,
         block_tokens=16,
         capacity_tokens=16000,
+        token_bytes=4,
+        longest_tokens=16000,
         chunk_tokens=65536,
         step_tokens=16384,
         speed=None,
@@ -238,6 +240,7 @@ def _config(folder: str) -> RigConfig:
         check=False,
         timeline=False,
         fault_evictions=0,
+        guards_returned=False,
     )
 
 
