@@ -113,6 +113,11 @@ class CapacityPolicy:
         """The newest revision that was applied or rejected here."""
         return self._settled_revision
 
+    @property
+    def short(self) -> bool:
+        """Whether blocks are missing that requests hold: :meth:`on_release` has something to do."""
+        return self._short
+
     def update(self, update: Update) -> None:
         """Take ``update`` over: store it first, then take or give back the first chunk of blocks.
 
