@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from kvcached.engines.vllm.pool_block import NO_MEMORY, is_idle
 from kvcached.engines.vllm.wraps import Wraps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from kvcached.engines.vllm.pool_block import Block, TakenBlocks
 
 POOL_METHODS = ("evict_blocks", "reset_prefix_cache", "get_new_blocks", "free_blocks", "touch")
 """What is needed of vLLM's ``BlockPool``."""
@@ -34,30 +37,18 @@ QUEUE_METHODS = ("popleft", "popleft_n", "prepend_n", "append", "append_n", "rem
 """What is needed of vLLM's ``FreeKVCacheBlockQueue``."""
 
 
-class Block(Protocol):
-    """The part of vLLM's ``KVCacheBlock`` that is read here; none of it is ever written."""
-
-    block_id: int
-    ref_cnt: int
-    prev_free_block: Block | None
-    next_free_block: Block | None
-
-    @property
-    def block_hash(self) -> object | None:
-        """The hash under which the block is cached, or None."""
-
-
 class FreeQueue:
     """One pool's free queue: where its first part ends, and which holes the second one has."""
 
     __slots__ = (
-        "_follows_remove",
         "_on_fault",
         "_pool",
         "_wraps",
         "boundary",
+        "follows_remove",
         "front",
         "holes",
+        "memory",
         "queue",
         "stock_evict_blocks",
     )
@@ -77,7 +68,10 @@ class FreeQueue:
         self.boundary: Block = self.queue.fake_free_list_head
         """The last block of the first part; without meaning while that part is empty."""
         self.holes: set[int] = set()
-        self._follows_remove = False
+        self.follows_remove = False
+        """Whether blocks were ever unpinned: free ones may be adopted with what they hold."""
+        self.memory: TakenBlocks = NO_MEMORY
+        """Hears which blocks are handed out."""
         self.recount()
         try:
             self._follow_batches()
@@ -125,7 +119,16 @@ class FreeQueue:
         quarter of what they cost themselves.
         """
         popleft_n, prepend_n = self.queue.popleft_n, self.queue.prepend_n
+        if _takes_only(popleft_n, "n"):
+            self._wraps.replace(self.queue, "popleft_n", self._following_popleft_n(popleft_n))
+        else:
+            self._follow(self.queue, "popleft_n", lambda blocks, _: self._handed_out(blocks))
+        if _takes_only(prepend_n, "blocks"):
+            self._wraps.replace(self.queue, "prepend_n", self._following_prepend_n(prepend_n))
+        else:
+            self._follow(self.queue, "prepend_n", lambda _, blocks: self._prepended(blocks), argument="blocks")
 
+    def _following_popleft_n(self, popleft_n: Callable[[int], Any]) -> Callable[[int], Any]:
         def follow_popleft_n(n: int) -> Any:  # noqa: ANN401 - whatever vLLM returns
             blocks = popleft_n(n)
             try:
@@ -133,10 +136,15 @@ class FreeQueue:
                     self._popped(blocks)
                 else:
                     self.front -= len(blocks)
+                if self.memory.follows_taking:
+                    self.memory.take([block.block_id for block in blocks])
             except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
                 self._fault(error)
             return blocks
 
+        return follow_popleft_n
+
+    def _following_prepend_n(self, prepend_n: Callable[[list[Block]], Any]) -> Callable[[list[Block]], Any]:
         def follow_prepend_n(blocks: list[Block]) -> Any:  # noqa: ANN401
             if not blocks:
                 return None  # what it does itself
@@ -151,17 +159,10 @@ class FreeQueue:
                 self._fault(error)
             return result
 
-        if _takes_only(popleft_n, "n"):
-            self._wraps.replace(self.queue, "popleft_n", follow_popleft_n)
-        else:
-            self._follow(self.queue, "popleft_n", lambda blocks, _: self._popped(blocks))
-        if _takes_only(prepend_n, "blocks"):
-            self._wraps.replace(self.queue, "prepend_n", follow_prepend_n)
-        else:
-            self._follow(self.queue, "prepend_n", lambda _, blocks: self._prepended(blocks), argument="blocks")
+        return follow_prepend_n
 
     def _follow_rare_calls(self) -> None:
-        self._follow(self.queue, "popleft", lambda block, _: self._popped([block]))
+        self._follow(self.queue, "popleft", lambda block, _: self._handed_out([block]))
         self._follow(self.queue, "append", lambda _, block: self._note_holes([block]), argument="block")
         self._follow(self._pool, "reset_prefix_cache", lambda done, _: self.recount() if done else None)
         self._follow(
@@ -218,6 +219,11 @@ class FreeQueue:
         self.front = front - len(blocks)
         self.holes.difference_update(block.block_id for block in blocks[front:])
 
+    def _handed_out(self, blocks: Sequence[Block]) -> None:
+        self._popped(blocks)
+        if self.memory.follows_taking:
+            self.memory.take([block.block_id for block in blocks])
+
     def _idle_of(self, block_ids: Any) -> list[Block] | None:  # noqa: ANN401
         """Return which of the blocks are in the queue with a hash; None if they can be looked at only once."""
         if not isinstance(block_ids, Collection):
@@ -234,8 +240,8 @@ class FreeQueue:
 
     def _unpinned(self, blocks: Any) -> None:  # noqa: ANN401
         """Note the blocks that went to the tail, whatever their hashes, and may come back from there."""
-        if not self._follows_remove:
-            self._follows_remove = True
+        if not self.follows_remove:
+            self.follows_remove = True
             self._follow_remove()
         if isinstance(blocks, Collection):
             self._note_holes([block for block in blocks if block.ref_cnt == 0])
@@ -275,8 +281,3 @@ class FreeQueue:
 def _takes_only(method: Callable[..., Any], name: str) -> bool:
     """Return whether ``method`` has exactly one parameter, of this name."""
     return list(inspect.signature(method).parameters) == [name]
-
-
-def is_idle(block: Block) -> bool:
-    """Return whether ``block`` is in the free queue with a hash."""
-    return block.ref_cnt == 0 and block.block_hash is not None and block.next_free_block is not None

@@ -1,4 +1,4 @@
-"""One engine core under control: its ledger subscription, its limit, and the steps at which both meet.
+"""One engine core under control: its ledger subscription, its bounds, and the steps at which both meet.
 
 The engine's own thread calls :meth:`Governor.on_step` after each step and :meth:`Governor.on_idle` at each turn of its
 idle loop; nothing else touches the pool. (An in-process engine has no such thread while it idles; see ``inproc.py``.)
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcached.engines.vllm.idle_blocks import IdleBlocks
-    from kvcached.policy import RetentionPolicy
+    from kvcached.engines.vllm.alarm import Alarm
+    from kvcached.engines.vllm.bounded_pool import BoundedPool
     from kvcached.values import Report, Update
 
 
@@ -59,32 +59,33 @@ class Governor:
     def __init__(
         self,
         subscription: StepSubscription,
-        policy: RetentionPolicy,
-        idle: IdleBlocks,
+        bounded: BoundedPool,
+        alarm: Alarm,
         *,
         publish_events: Callable[[], None],
         wake: Callable[[], None],
         is_busy: Callable[[], bool] = bool,
         advisor: Advisor | None = None,
     ) -> None:
-        """Govern ``idle`` by ``policy``.
+        """Govern ``bounded``.
 
         ``publish_events`` sends the KV events that wait for the next step of an engine that may have none; ``wake``
-        makes an idle engine turn its loop once more; ``is_busy`` tells that an idle engine has something to do now.
+        makes an idle engine turn its loop once more, and ``alarm`` does so later; ``is_busy`` tells that an idle engine
+        has something to do now.
         """
         self._subscription = subscription
-        self._policy = policy
-        self._idle = idle
+        self._bounded = bounded
+        self._policy = bounded.policy
+        self._alarm = alarm
         self._publish_events = publish_events
         self._wake = wake
         self._is_busy = is_busy
         self._advisor = advisor
-        self._idle_blocks = 0
         self._next_check = time.monotonic() + CHECK_S
 
     @property
     def draining(self) -> bool:
-        """Whether a big drop is still in progress, chunk by chunk."""
+        """Whether a big drop, a cap or the return of memory is still in progress, piece by piece."""
         return self._policy.draining
 
     @property
@@ -94,11 +95,12 @@ class Governor:
 
     @property
     def has_released(self) -> bool:
-        """Whether idle blocks came or went since the last step or turn."""
-        return self._idle.count != self._idle_blocks
+        """Whether blocks came or went since the last step or turn, or something is still in progress."""
+        return self._bounded.has_released or self._policy.draining
 
     def on_step(self) -> None:
-        """Take an update over, keep to the limit after releases, go on with a drop. Call after every engine step."""
+        """Take an update over, keep to the bounds after releases, go on with a drop. Call after every engine step."""
+        self._bounded.transport.may_wait = False
         if self._advance():
             self._subscription.acknowledge(self._policy.report())
         else:
@@ -108,6 +110,7 @@ class Governor:
 
     def on_idle(self) -> None:
         """Do the same for an engine that has no work, and let the world know at once: nothing else will."""
+        self._bounded.transport.may_wait = True
         self._advance()
         self._subscription.acknowledge(self._policy.report())
         self._publish_events()
@@ -115,20 +118,24 @@ class Governor:
             self._advisor.tick(idle=True)
         if self._policy.draining:
             self._wake()
-        elif time.monotonic() >= self._next_check:
+            return
+        self._alarm.set(self._policy.wake_at)
+        if time.monotonic() >= self._next_check:
             self._check()
 
     def detach(self) -> None:
         """Leave the engine to itself: give all methods back, and write nothing more but the slot."""
+        self._alarm.cancel()
         try:
             if self._advisor is not None:
                 self._advisor.detach()
                 self._advisor.close()
         finally:
-            self._idle.detach()
+            self._bounded.detach()
 
     def on_shutdown(self) -> None:
         """Give the ledger slot back, as the engine core is shut down."""
+        self._alarm.cancel()
         try:
             if self._advisor is not None:
                 self._advisor.close()
@@ -136,24 +143,24 @@ class Governor:
             self._subscription.close()
 
     def _advance(self) -> bool:
-        """Enforce the limit where something changed; return whether the change is worth an acknowledgement."""
-        policy = self._policy
-        was_draining = policy.draining
+        """Enforce what changed; return whether the change is worth an acknowledgement."""
+        policy, bounded = self._policy, self._bounded
         update = self._subscription.poll()
+        if update is None and not policy.pending and not bounded.has_released:
+            return False
+        was_draining = policy.draining
         if update is not None:
             policy.update(update)
-        elif self._idle.count != self._idle_blocks:
-            policy.on_release()
-        elif was_draining:
-            policy.on_step()
         else:
-            return False
-        self._idle_blocks = self._idle.count
+            if bounded.has_released:
+                policy.on_release()
+            policy.on_step()
+        bounded.note_released()
         return update is not None or was_draining is not policy.draining
 
     def _check(self) -> None:
         """Compare the count with the queue, which costs a walk over it, unless there is something else to do."""
         began = time.monotonic()
-        if self._idle.check(self._is_busy):
+        if self._bounded.idle.check(self._is_busy):
             taken = time.monotonic() - began
             self._next_check = began + max(CHECK_S, CHECK_SHARE * taken)

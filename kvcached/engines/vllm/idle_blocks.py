@@ -9,15 +9,17 @@ Everything here runs on the engine's own thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 from kvcached.engines.vllm.free_queue import FreeQueue
+from kvcached.engines.vllm.pool_block import NO_MEMORY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from kvcached.engines.vllm.free_queue import Block
+    from kvcached.engines.vllm.pool_block import Block, TakenBlocks
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ class CountMismatchError(RuntimeError):
 class IdleBlocks:
     """The idle cached blocks of one ``BlockPool``: their number, and their eviction in least recently used order."""
 
-    __slots__ = ("_evict_blocks", "_free", "_pool", "_queue")
+    __slots__ = ("_evict_blocks", "_free", "_pool", "_queue", "reuses_victims_first", "withheld")
 
     def __init__(self, pool: Any, on_fault: Callable[[Exception], None] | None = None) -> None:  # noqa: ANN401
         """Count the blocks of vLLM's ``BlockPool`` once, and follow every change from here on.
@@ -44,6 +46,10 @@ class IdleBlocks:
         self._queue = pool.free_block_queue
         self._free = FreeQueue(pool, on_fault or _raise)
         self._evict_blocks = self._free.stock_evict_blocks
+        self.withheld = 0
+        """How many blocks the cap withholds: vLLM counts them as used, and no request holds them."""
+        self.reuses_victims_first = False
+        """Whether evicted blocks are the next to be handed out, and not the last: their memory need not come back."""
 
     @property
     def count(self) -> int:
@@ -56,14 +62,46 @@ class IdleBlocks:
     @property
     def used(self) -> int:
         """How many blocks requests hold (the pool's null block is not among them)."""
-        used: int = self._pool.num_gpu_blocks - 1 - self._queue.num_free_blocks
+        used: int = self._pool.num_gpu_blocks - 1 - self._queue.num_free_blocks - self.withheld
         return used
+
+    @property
+    def uncached(self) -> int:
+        """How many free blocks cache nothing and are handed out before any cached one; holes are not among them."""
+        return max(self._free.front, 0)
 
     @property
     def total(self) -> int:
         """How many blocks requests can have in all."""
         total: int = self._pool.num_gpu_blocks - 1
         return total
+
+    def follow_memory(self, memory: TakenBlocks) -> None:
+        """Tell ``memory`` from here on which blocks are handed out."""
+        self._free.memory = memory
+
+    @contextlib.contextmanager
+    def own_calls(self) -> Iterator[None]:
+        """Take blocks out of the queue that nobody will write to: the memory does not hear of them."""
+        memory, self._free.memory = self._free.memory, NO_MEMORY
+        try:
+            yield
+        finally:
+            self._free.memory = memory
+
+    def first_uncached(self, count: int) -> set[int] | None:
+        """Return the ids of the first ``count`` free blocks and of all holes; None if blocks are ever adopted again.
+
+        An unpinned block is still read while it is free, so it must keep what it holds.
+        """
+        if self._free.follows_remove:
+            return None
+        found = set(self._free.holes)
+        block = self._queue.fake_free_list_head.next_free_block
+        for _ in range(min(count, self.uncached)):
+            found.add(block.block_id)
+            block = block.next_free_block
+        return found
 
     def detach(self) -> None:
         """Leave the pool to itself again. The count is void from here on."""
@@ -85,6 +123,8 @@ class IdleBlocks:
             message = "the free queue holds a block that is in use"
             raise RuntimeError(message)
         victims, holes, boundary = walk
+        if self.reuses_victims_first and not holes:
+            return self._evict_to_front(victims)
         try:
             self._evict_blocks(victims)
         except BaseException:
@@ -93,6 +133,19 @@ class IdleBlocks:
         parts.holes.difference_update(holes)
         parts.front = max(parts.front, 0) + len(victims) + len(holes)
         parts.boundary = boundary
+        return len(victims)
+
+    def _evict_to_front(self, victims: list[int]) -> int:
+        """Evict ``victims`` and put them at the head of the queue, where released blocks that cache nothing go, too.
+
+        Otherwise the cache would wander through the whole pool, and no block's memory would stay unused.
+        """
+        blocks = [self._pool.blocks[each] for each in victims]
+        self._pool.touch(blocks)  # with their hashes still: the queue's first part is not concerned
+        try:
+            self._evict_blocks(victims)
+        finally:
+            self._pool.free_blocks(blocks)
         return len(victims)
 
     def check(self, interrupted: Callable[[], bool]) -> bool:

@@ -42,23 +42,39 @@ class BlockPrefixCache:
 
     def idle_tokens(self) -> int:
         """Return the tokens of cached blocks that no request uses, rounded up."""
-        return self._tokens(self._idle.count)
+        return self.tokens_up(self._idle.count)
 
     def active_tokens(self) -> int:
         """Return the tokens' worth of blocks that requests hold."""
-        return self._tokens(self._idle.used)
+        return self.tokens_up(self._idle.used)
 
     def capacity_tokens(self) -> int:
         """Return the tokens' worth of all blocks."""
-        return self._idle.total * self._numerator // self._denominator
+        return self.tokens_down(self._idle.total)
 
     def evict(self, tokens: int) -> int:
         """Evict the least recently used idle blocks that are worth ``tokens``, rounded up to whole blocks."""
-        blocks = -(-tokens * self._denominator // self._numerator)
-        return self._tokens(self._idle.evict(blocks))
+        return self.tokens_up(self._idle.evict(self.blocks_up(tokens)))
 
-    def _tokens(self, blocks: int) -> int:
+    def tokens_up(self, blocks: int) -> int:
+        """Return what ``blocks`` are worth in tokens, rounded up."""
         return -(-blocks * self._numerator // self._denominator)
+
+    def tokens_down(self, blocks: int) -> int:
+        """Return what ``blocks`` are worth in tokens, rounded down."""
+        return blocks * self._numerator // self._denominator
+
+    def blocks_up(self, tokens: int) -> int:
+        """Return how many blocks are worth at least ``tokens``."""
+        return -(-tokens * self._denominator // self._numerator)
+
+    def blocks_down(self, tokens: int) -> int:
+        """Return how many blocks are worth at most ``tokens``."""
+        return tokens * self._denominator // self._numerator
+
+    def token_bytes(self, block_bytes: int) -> int:
+        """Return what one token takes of memory where a block takes ``block_bytes``, rounded up."""
+        return -(-block_bytes * self._denominator // self._numerator)
 
 
 def group_block_tokens(manager: Any) -> list[int]:  # noqa: ANN401 - vLLM's KVCacheManager

@@ -8,21 +8,22 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvcached.engines.vllm.alarm import Alarm
+from kvcached.engines.vllm.bounded_pool import bound_pool
 from kvcached.engines.vllm.devices import member_ids
 from kvcached.engines.vllm.governor import Governor
-from kvcached.engines.vllm.idle_blocks import IdleBlocks
 from kvcached.engines.vllm.inproc import InprocGovernor
-from kvcached.engines.vllm.prefix_cache import BlockPrefixCache, group_block_tokens
+from kvcached.engines.vllm.prefix_cache import group_block_tokens
 from kvcached.engines.vllm.process import is_externally_launched, replica_of
 from kvcached.engines.vllm.relied_on import Targets, UnsupportedEngineError
 from kvcached.engines.vllm.slot import take_slot
 from kvcached.engines.vllm.vllm_request_events import open_advisor
-from kvcached.policy import RetentionPolicy
 from kvcached.values import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvcached.engines.vllm.bounded_pool import BoundedPool
     from kvcached.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -50,32 +51,37 @@ def bind(
     manager = _cache_manager(targets, engine)
     replica = replica_of(engine)
     with contextlib.ExitStack() as undo:
-        idle = IdleBlocks(manager.block_pool, on_fault)
-        undo.callback(idle.detach)
-        cache = BlockPrefixCache(idle, group_block_tokens(manager))
-        policy = RetentionPolicy(cache, settings.startup_limit_tokens, chunk_tokens=cache.chunk_tokens)
+        bounded = bound_pool(engine, manager, settings, on_fault)
+        undo.callback(bounded.detach)
         members = member_ids(engine, replica, settings.gpu_ids)
         publish = _event_publisher(engine.scheduler, targets.event_batch)
         inproc, loop = _attach_to_loop(engine, targets, on_fault)
         if inproc is not None:
             undo.callback(inproc.detach)
-        identity = _identity(targets, engine, settings, policy.limit_tokens, cache.block_tokens)
+        identity = _identity(targets, engine, settings, bounded)
         subscription, name = take_slot(identity, members, settings, loop.on_publication)
         undo.callback(subscription.close)
-        advisor = open_advisor(engine.scheduler, cache, policy, subscription, settings.ledger_dir)
+        advisor = open_advisor(engine.scheduler, bounded.cache, bounded.retention, subscription, settings.ledger_dir)
         governor = Governor(
-            subscription, policy, idle, publish_events=publish, wake=loop.wake, is_busy=loop.is_busy, advisor=advisor
+            subscription,
+            bounded,
+            Alarm(loop.on_publication),
+            publish_events=publish,
+            wake=loop.wake,
+            is_busy=loop.is_busy,
+            advisor=advisor,
         )
         if inproc is not None:
             inproc.serve(governor)
         undo.pop_all()
     _log.info(
-        "instance %s, replica %d: at most %d idle prefix-cache tokens of %d are kept; members %s",
+        "instance %s, replica %d: at most %d idle prefix-cache tokens of %d are kept; members %s; memory returned: %s",
         name,
         replica,
-        policy.limit_tokens,
-        cache.capacity_tokens(),
+        bounded.policy.limit_tokens,
+        bounded.cache.capacity_tokens(),
         ", ".join(members),
+        bounded.memory.figures().returns,
     )
     return governor if inproc is None else inproc
 
@@ -119,8 +125,7 @@ def _identity(
     targets: Targets,
     engine: Any,  # noqa: ANN401
     settings: Settings,
-    startup_limit_tokens: int,
-    block_tokens: int,
+    bounded: BoundedPool,
 ) -> Identity:
     parallel = engine.vllm_config.parallel_config
     return Identity(
@@ -130,8 +135,9 @@ def _identity(
         replica=replica_of(engine),
         tp_size=int(parallel.tensor_parallel_size),
         pp_size=int(parallel.pipeline_parallel_size),
-        startup_limit_tokens=startup_limit_tokens,
-        block_tokens=block_tokens,
+        startup_limit_tokens=bounded.policy.limit_tokens,
+        block_tokens=bounded.cache.block_tokens,
+        startup_cap_tokens=settings.startup_cap_tokens,
     )
 
 

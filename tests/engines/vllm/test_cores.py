@@ -168,7 +168,7 @@ def test_a_fault_of_the_bookkeeping_ends_the_control_and_not_vllms_call(
     core = make_core()
     before = cores.serve(core, 1)
     governor = core.__dict__[engine_core_hooks._GOVERNOR]._governor
-    governor._idle._free.holes.add(-1)  # or batches would not look at holes
+    governor._bounded.idle._free.holes.add(-1)  # or batches would not look at holes
 
     def stumble(*_args: object) -> None:
         raise ZeroDivisionError(part)
@@ -214,7 +214,7 @@ def test_a_count_that_went_wrong_ends_the_control(
     monkeypatch.setattr(governor, "_next_check", 0.0)
     set_limit(320, NAME, ledger_dir)
     wait_until(lambda: governor._next_check > 0.0, 10.0)  # it checks after it acknowledged
-    governor._idle._free.front -= 3
+    governor._bounded.idle._free.front -= 3
     governor._next_check = 0.0
     control("set", "320", "--instance", NAME, ledger_dir=ledger_dir)
     state = wait_until(lambda: (found := state_of(NAME, ledger_dir))["reason"] and found, 10.0)
@@ -270,7 +270,7 @@ def test_arguments_pass_through_by_position_and_by_name(make_core: MakeCore, mon
     )
     assert [each for each in seen if each] == list(names)
     governor = core.__dict__[engine_core_hooks._GOVERNOR]._governor
-    assert governor._idle.count == cores.idle_blocks(core)
+    assert governor._bounded.idle.count == cores.idle_blocks(core)
     assert governor._advisor._observer._estimator is not None
 
 

@@ -13,8 +13,12 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
+from kvcached.engines.vllm.capped_pool import CappedPool
 from kvcached.engines.vllm.idle_blocks import CountMismatchError, IdleBlocks
-from kvcached.engines.vllm.prefix_cache import group_block_tokens
+from kvcached.engines.vllm.prefix_cache import BlockPrefixCache, group_block_tokens
+from kvcached.memory.pool_memory import PoolMemory
+from kvcached.memory.regions import PoolShape, rows_in
+from kvcached.memory.returning import Returned
 
 BLOCKS = 200
 OPERATIONS = 20_000
@@ -48,11 +52,28 @@ def idle(pool: Any) -> list[int]:
     return [block.block_id for block in scan(pool) if block.block_hash is not None]
 
 
+class FakeTransport:
+    """Says that the memory is back, of a pool that has none."""
+
+    def __init__(self) -> None:
+        self._answers: list[Returned] = []
+
+    def send(self, runs: list[tuple[int, int]]) -> None:
+        """Note the rows."""
+        self._answers.append(Returned(4096 * rows_in(runs), ""))
+
+    def replies(self) -> list[Returned]:
+        """Answer all."""
+        answers, self._answers = self._answers, []
+        return answers
+
+
 class Traffic:
     """What a scheduler does with a pool, at random: requests come, hit, grow, share and go."""
 
-    def __init__(self, pool: Any, groups: int, seed: int) -> None:
+    def __init__(self, pool: Any, groups: int, seed: int, capped: Any = None) -> None:
         self.pool = pool
+        self.capped = capped
         self.groups = groups
         self.random = random.Random(seed)
         self.requests: list[list[Any]] = []
@@ -107,26 +128,43 @@ class Traffic:
         if not hasattr(self.pool, "unpin_blocks"):
             return
         uncached = [block for block in self.pool.free_block_queue.get_all_free_blocks() if block.block_hash is None]
+        if self.capped is not None:  # what was withheld is no longer anybody's
+            uncached = [block for block in uncached if self.capped._memory.holds(block.block_id, not_taken_since=2)]
         taken = self.random.sample(uncached, min(len(uncached), self.random.randrange(3)))
         if taken:
             self.pool.touch(taken)
             self.requests.append(taken)
+
+    def withhold(self) -> None:
+        """Take uncached free blocks out of the pool for a cap, or give some back."""
+        if self.random.random() < 0.5:
+            self.capped.withhold(16 * self.random.randrange(1, 40))
+        else:
+            self.capped.restore(16 * self.random.randrange(1, 60))
 
     def reset(self) -> None:
         """Reset the prefix cache; vLLM refuses while blocks are in use."""
         self.pool.reset_prefix_cache()
 
 
+@pytest.mark.parametrize("elastic", [False, True], ids=["", "victims-first"])
 @pytest.mark.parametrize("holes", [False, True], ids=["regular", "holes"])
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_count_equals_a_full_scan_after_every_random_operation(groups: int, seed: int, *, holes: bool) -> None:
-    """After each of 20,000 operations the count is exact, and evictions take the oldest blocks, only idle ones."""
+def test_the_count_equals_a_full_scan_after_every_random_operation(groups: int, *, holes: bool, elastic: bool) -> None:
+    """After each of 20,000 operations the count is exact, and evictions take the oldest blocks, only idle ones.
+
+    Blocks are withheld and given back meanwhile, and the memory of free ones is returned and taken.
+    """
+    seed = 1 + groups + 2 * holes + elastic
     print(f"seed {seed}")
     pool = make_pool(BLOCKS)
     counter = IdleBlocks(pool)
-    traffic = Traffic(pool, groups, seed)
-    operations = [traffic.allocate] * 8 + [traffic.free] * 7 + [traffic.promote]
+    counter.reuses_victims_first = elastic
+    memory = PoolMemory(PoolShape(BLOCKS, 4096), FakeTransport())
+    counter.follow_memory(memory)
+    capped = CappedPool(pool, counter, BlockPrefixCache(counter, [16]), memory, floor_blocks=1)
+    traffic = Traffic(pool, groups, seed, capped)
+    operations = [traffic.allocate] * 8 + [traffic.free] * 7 + [traffic.promote, traffic.withhold]
     if holes:
         operations += [traffic.fail_load, traffic.unpin]
         traffic.allocate()
@@ -143,11 +181,21 @@ def test_the_count_equals_a_full_scan_after_every_random_operation(groups: int, 
         elif draw < 0.101:
             while traffic.requests:
                 traffic.free()
+            capped.restore_all()
             traffic.reset()
+        elif draw < 0.15:
+            memory.offer(capped.rows_after(traffic.random.randrange(BLOCKS)))
         else:
             traffic.random.choice(operations)()
+        memory.advance()
+        free = scan(pool)
         assert counter.count == len(idle(pool))
-        assert counter.used == BLOCKS - 1 - len(scan(pool))
+        assert counter.used == BLOCKS - 1 - len(free) - capped.withheld_rows()
+        assert counter.uncached <= len(free) - counter.count
+        assert capped.withheld_tokens() == 16 * capped.withheld_rows()
+        gone = {row for row in range(BLOCKS) if not memory.holds(row, not_taken_since=2)}
+        held = {block.block_id for block in free} | {block.block_id for block in capped._withheld}
+        assert gone <= held  # no block that a request holds is offered or returned
         assert counter.check(lambda: True)
 
 

@@ -61,10 +61,11 @@ class Checker:
         """Check the whole pool."""
         governor = engine.__dict__.get("_kvcached_governor")
         governor = getattr(governor, "_governor", governor)
-        idle, policy = getattr(governor, "_idle", None), getattr(governor, "_policy", None)
-        if idle is None or policy is None:
+        bounded = getattr(governor, "_bounded", None)
+        if bounded is None:
             self.expect(truth=False, what="the engine core is not governed")
             return
+        idle, policy = bounded.idle, bounded.policy
         self.watch(engine, idle)
         queue = idle._pool.free_block_queue
         blocks = queue.get_all_free_blocks()
@@ -76,7 +77,7 @@ class Checker:
         self.expect(idle.count == cached, f"counted {idle.count} idle blocks, found {cached}")
         order = [block.block_hash is not None for block in blocks]
         self.expect(order == sorted(order), "an uncached block stands behind a cached one")
-        cache, limit = policy._cache, policy.limit_tokens
+        cache, limit = bounded.cache, policy.limit_tokens
         if limit >= 0 and not policy.draining:
             bound = max(limit, cache.block_tokens) if limit else 0
             self.expect(cache.idle_tokens() <= bound, f"{cache.idle_tokens()} idle tokens under the limit {limit}")

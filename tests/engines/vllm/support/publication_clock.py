@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kvcached.engines.vllm.governor import Governor
 from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
+from kvcached.values import Bound
 
 if TYPE_CHECKING:
     from kvcached.values import Update
@@ -49,7 +50,7 @@ def register() -> None:
         STAGE["begun"] = time.monotonic_ns()
         on_idle(self)
         now = time.monotonic_ns()
-        revision = self._policy.settled_revision
+        revision = self._policy.settled_revision(Bound.LIMIT)
         if revision not in DONE and not self.draining:
             DONE[revision] = [STAGE["woken"], STAGE["begun"], STAGE["evicted"], now]
             if len(DONE) % 100 == 0:

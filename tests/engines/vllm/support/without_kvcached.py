@@ -12,4 +12,5 @@ def register() -> None:
     """Let that worker not import what an engine core may ask it by name."""
     register_kvcached()
     if multiprocessing.current_process().name == "VllmWorker-0":
-        sys.modules["kvcached.engines.vllm.devices"] = None  # type: ignore[assignment] - so Python refuses an import
+        for name in ("engines.vllm.devices", "engines.vllm.kv_tensors", "memory.madvise"):
+            sys.modules[f"kvcached.{name}"] = None  # type: ignore[assignment] - so Python refuses an import
