@@ -32,6 +32,15 @@ PLAIN = {
 }
 """One KV-cache group."""
 
+WIDE = {
+    **PLAIN,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+"""KV rows as wide as those of large models: a block of 32 tokens is 128 KiB in each layer, and 512 KiB in all."""
+
 HYBRID = {
     **_COMMON,
     "architectures": ["Gemma3ForCausalLM"],
