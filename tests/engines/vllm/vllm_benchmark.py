@@ -17,17 +17,18 @@ import tempfile
 import threading
 import time
 import timeit
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_models import PLAIN, write_config
+from vllm_models import PLAIN, WIDE, write_config
 from vllm_serving import application, descendants, engine_environment, process_title, set_limit, with_plugin
 
+from kvcached.control import set_kv_capacity_limit
 from kvcached.ledger import binding
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.replicas import find_replicas
 from kvcached.ledger.subscription import Subscription
-from kvcached.policy import RetentionPolicy
 from kvcached.values import UNLIMITED, Identity, Update
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ PUBLICATIONS = 1000
 IDLE_S = 10.0
 SERVING_PAIRS = 120
 SERVING_LIMIT = 4000
+CAPPED_BLOCKS = 2048
+GIB = 1 << 30
 
 
 def say(what: str, value: str) -> None:
@@ -118,23 +121,38 @@ def bench_eviction(attach: Callable[[Any], IdleBlocks], chunk: int) -> None:
         say(f"evict {blocks:,} idle blocks{', KV events on' if events else ''}", figures)
 
 
-def bench_step() -> None:
-    """Measure what an engine step pays while nothing was published and no request comes or goes."""
-    from kvcached.engines.vllm.governor import Governor  # noqa: PLC0415
-    from kvcached.engines.vllm.idle_blocks import IdleBlocks  # noqa: PLC0415
-    from kvcached.engines.vllm.prefix_cache import BlockPrefixCache  # noqa: PLC0415
+def settings_of(ledger_dir: str, elastic_after_s: float | None = None) -> Any:
+    """Return the settings of an engine that nobody has bounded yet."""
+    from kvcached.settings import read_settings  # noqa: PLC0415
 
-    idle = IdleBlocks(filled_pool(1000, events=False))
-    policy = RetentionPolicy(BlockPrefixCache(idle, [16]), UNLIMITED)
+    read = read_settings("vllm", {"KVCACHED_LEDGER_DIR": ledger_dir})
+    return replace(read, elastic_after_s=elastic_after_s)
+
+
+def bench_step(*, elastic: bool = False) -> None:
+    """Measure what an engine step pays while nothing was published and no request comes or goes."""
+    from kvcached.engines.vllm.alarm import Alarm  # noqa: PLC0415
+    from kvcached.engines.vllm.bounded_pool import BoundedPool  # noqa: PLC0415
+    from kvcached.engines.vllm.governor import Governor  # noqa: PLC0415
+    from kvcached.engines.vllm.worker_memory import WorkerMemory  # noqa: PLC0415
+    from kvcached.memory.regions import PoolShape  # noqa: PLC0415
+    from kvcached.memory.returning import LocalTransport  # noqa: PLC0415
+
+    transport: Any = LocalTransport([])
+    workers = WorkerMemory(PoolShape(1001, 4096), "")
     identity = Identity("bench", "vllm", "0", 0, 1, 1, UNLIMITED, 16)
     with tempfile.TemporaryDirectory() as directory:
+        settings = settings_of(directory, 5.0 if elastic else None)
+        bounded = BoundedPool(filled_pool(1000, events=False), [16], 1, workers, transport, settings, print)
         subscription = Subscription(identity, ["cpu-0"], directory)
         subscription.start()
-        governor = Governor(subscription, policy, idle, publish_events=gc.collect, wake=gc.collect)
+        alarm = Alarm(gc.collect)
+        governor = Governor(subscription, bounded, alarm, publish_events=gc.collect, wake=gc.collect)
         governor.on_step()
         turns = [timeit.timeit(governor.on_step, number=20_000) / 20_000 for _ in range(ROUNDS)]
         subscription.close()
-    say("an engine step with nothing to do for us", f"{min(turns) * 1e9:.0f} ns")
+    what = "an engine step with nothing to do for us" + (", elastic" if elastic else "")
+    say(what, f"{min(turns) * 1e9:.0f} ns")
 
 
 def bench_pool() -> None:
@@ -147,17 +165,18 @@ def bench_pool() -> None:
     bench_life(IdleBlocks)
     bench_eviction(IdleBlocks, CHUNK_BLOCKS)
     bench_step()
+    bench_step(elastic=True)
 
 
 # A real engine ----------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[tuple[Path, Path]]:
+def scratch(config: dict[str, Any] = PLAIN) -> Iterator[tuple[Path, Path]]:
     """Give a directory and a model in it."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        yield directory, write_config(PLAIN, directory / "model")
+        yield directory, write_config(config, directory / "model")
 
 
 def publish_raw(ledger_dir: Path, gaps_s: Callable[[], float]) -> dict[int, int]:
@@ -320,18 +339,78 @@ def compare_serving(what: str, stock: Application, ours: Application, *, sign: i
     say(f"tokens per second, {what}, without -> with", figures)
 
 
+def bench_capacity() -> None:
+    """Measure how long a cap takes until the memory is back, what one turn of the engine pays, and a fault later."""
+    with scratch(WIDE) as (directory, model):
+        os.environ |= {"KVCACHED_LEDGER_DIR": str(directory / "ledger"), "KVCACHED_INSTANCE_NAME": "bench"}
+        import vllm_cores as cores  # noqa: PLC0415 - slow
+        from vllm_pressure import Bounds  # noqa: PLC0415
+
+        from kvcached.engines.vllm import register  # noqa: PLC0415
+
+        register()
+        core = cores.make_core(cores.make_config(model, num_gpu_blocks_override=CAPPED_BLOCKS))
+        core.get_supported_tasks()
+        bounds = Bounds(core)
+        turns: list[float] = []
+        time_turns(bounds, turns)
+        floor = bounds.bounded.capped.floor_tokens()
+        taken = []
+        for _ in range(ROUNDS):
+            touch_pool(core)
+            bounds.bounded.memory.take(range(CAPPED_BLOCKS))  # as if requests had been given all blocks
+            began = time.perf_counter()
+            result = set_kv_capacity_limit(floor, instance_name="bench", ledger_dir=directory / "ledger", wait=60)
+            taken.append((time.perf_counter() - began) / (bounds.bounded.memory.figures().returned_bytes / GIB))
+            assert result.applied, result
+            set_kv_capacity_limit(UNLIMITED, instance_name="bench", ledger_dir=directory / "ledger", wait=60)
+        say("a cap published -> memory back, engine idle, per GiB", f"{statistics.median(taken) * 1e3:.0f} ms")
+        say(f"longest hold of an engine's turn meanwhile ({len(turns)})", f"{max(turns) * 1e3:.1f} ms")
+        touch_pool(core)
+        bounds.bounded.memory.take(range(CAPPED_BLOCKS))
+        set_kv_capacity_limit(floor, instance_name="bench", ledger_dir=directory / "ledger", wait=60)
+        cold = touch_pool(core)
+        warm = min(touch_pool(core) for _ in range(ROUNDS))
+        say("memory taken again by writing, beyond writing, per GiB", f"{(cold - warm) * 1e3:.0f} ms")
+        core.shutdown()
+
+
+def time_turns(bounds: Any, turns: list[float]) -> None:
+    """Note how long each turn of the governor takes from here on."""
+    governor = bounds.governor
+    on_idle = governor.on_idle
+
+    def timed_on_idle() -> None:
+        began = time.perf_counter()
+        on_idle()
+        turns.append(time.perf_counter() - began)
+
+    governor.on_idle = timed_on_idle
+
+
+def touch_pool(core: Any) -> float:
+    """Write to all KV tensors; return the seconds per GiB."""
+    written = 0
+    began = time.perf_counter()
+    for tensor in core.model_executor.driver_worker.model_runner.kv_caches:
+        tensor.zero_()
+        written += tensor.numel() * tensor.element_size()
+    return (time.perf_counter() - began) / (written / GIB)
+
+
 BENCHES: dict[str, Callable[[], None]] = {
     "pool": bench_pool,
     "latency": bench_latency,
     "latency-realtime": lambda: bench_latency(realtime=True),
     "serving": bench_serving,
+    "capacity": bench_capacity,
 }
 
 
 def main() -> None:
     """Run the chosen parts."""
     say("load of the machine at the start", " ".join(f"{each:.2f}" for each in os.getloadavg()))
-    for name in sys.argv[1:] or ("pool", "latency", "serving"):
+    for name in sys.argv[1:] or ("pool", "latency", "serving", "capacity"):
         BENCHES[name]()
     say("load of the machine at the end", " ".join(f"{each:.2f}" for each in os.getloadavg()))
 
