@@ -69,6 +69,16 @@ class ReplicaPolicy:
         return self.retention.limit_tokens
 
     @property
+    def cap_tokens(self) -> int:
+        """The cap in force, in tokens; -1 is the whole pool."""
+        return -1 if self.capacity is None else self.capacity.cap_tokens
+
+    @property
+    def returns(self) -> str:
+        """``yes``, or why memory is not returned in this process, as far as is known."""
+        return self._memory.figures().returns
+
+    @property
     def settled_revisions(self) -> tuple[int, int]:
         """The newest revisions that were applied or rejected here, of the limit and of the cap."""
         return self.settled_revision(Bound.LIMIT), self.settled_revision(Bound.CAP)
@@ -106,6 +116,15 @@ class ReplicaPolicy:
     def on_release(self) -> None:
         """Keep to both bounds after a request released its blocks. Call before the scheduler can hand them out."""
         self.retention.on_release()
+        self.keep_cap()
+
+    def keep_limit(self) -> None:
+        """Keep to the limit alone: for an engine that releases blocks before they are free, and calls both."""
+        self.retention.on_release()
+        self._note_pending()
+
+    def keep_cap(self) -> None:
+        """Keep to the cap alone, once what was released is free."""
         if self.capacity is not None:
             if self.retention.draining:
                 self._put_off = True  # the cap's turn comes when the limit's drop is done

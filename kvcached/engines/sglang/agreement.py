@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +22,8 @@ PATIENCE_S = 60.0
 
 POLL_S = 0.05
 """How often the store is asked at most while a word is missing."""
+
+_log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
@@ -47,18 +50,50 @@ class RankAgreement:
 
     def __init__(self, placement: Placement, dialect: str, store: Store | None) -> None:
         """Prepare to hear of all ranks; ``dialect`` must be the same on all. No store is needed for a single rank."""
+        self.no_cap = ""
+        """Why the pool of some rank heard so far cannot be capped."""
+        self.obstacle = ""
+        """Why the memory of some rank heard so far cannot be returned."""
+        self.shortfalls: dict[int, str] = {}
+        """By rank, why it did not return memory that it was to return, as far as is known."""
         self._keys = [f"kvcached/{placement.replica}/{index}" for index in range(placement.ranks)]
-        self._own_key = self._keys[placement.index]
+        self._own_index = placement.index
         self._dialect = dialect
         self._store = store
         self._unheard = list(range(placement.ranks)) if store is not None else []
         self._refusals: list[str] = []
         self._next_poll = 0.0
 
-    def declare(self, refusal: str = "") -> None:
-        """Tell the other ranks that this one can follow, or why it cannot."""
+    @property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return len(self._keys)
+
+    def declare(self, refusal: str = "", *, no_cap: str = "", obstacle: str = "") -> None:
+        """Tell the other ranks that this one can follow, or why it cannot; and what of the rest it cannot do."""
+        if self._store is None:
+            self.no_cap, self.obstacle = no_cap, obstacle
+            return
+        word = {"dialect": self._dialect, "refusal": refusal, "no_cap": no_cap, "obstacle": obstacle}
+        self._store.set(self._keys[self._own_index], json.dumps(word))
+
+    def declare_shortfall(self, reason: str) -> None:
+        """Tell the source rank that this one did not return memory that it was to return."""
         if self._store is not None:
-            self._store.set(self._own_key, json.dumps({"dialect": self._dialect, "refusal": refusal}))
+            self._store.set(self._shortfall_key(self._own_index), reason)
+            self._store.set(self._shortfall_key(None), "")
+
+    def hear_shortfalls(self) -> None:
+        """Listen for such words; costs one question to the store when there are none."""
+        store = self._store
+        try:
+            if store is None or not store.check([self._shortfall_key(None)]):
+                return
+            for index in range(self.ranks):
+                if store.check([self._shortfall_key(index)]):
+                    self.shortfalls[index] = store.get(self._shortfall_key(index)).decode(errors="replace")
+        except Exception as error:  # noqa: BLE001 - whatever a store raises, serving goes on
+            _log.warning("what other ranks return of their memory is not known: %s", error)
 
     @property
     def is_refused(self) -> bool:
@@ -106,4 +141,11 @@ class RankAgreement:
             self._refusals.append(f"rank {index}: {word['refusal']}")
         elif word["dialect"] != self._dialect:
             self._refusals.append(f"rank {index} runs another version of kvcached; install the same on every node")
+        else:
+            self.no_cap = self.no_cap or word["no_cap"]
+            self.obstacle = self.obstacle or word["obstacle"]
         return True
+
+    def _shortfall_key(self, index: int | None) -> str:
+        """Return the key of one rank's word, or of the word that there are any."""
+        return f"{self._keys[0 if index is None else index]}/shortfall{'s' if index is None else ''}"

@@ -28,11 +28,13 @@ class RadixPrefixCache:
         self._params = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache").EvictParams
         self.block_tokens = int(self._tree.page_size)
         self.idle_tokens: Callable[[], int] = _idle_counter(self._tree)
+        self.withheld_tokens: Callable[[], int] = _none
+        """Counts the tokens that the cap withholds, which are neither free nor held."""
         self._capacity, self._available = _pool_counters(self._allocator)
 
     def active_tokens(self) -> int:
         """Return how many tokens requests and open sessions hold, in the tree or outside of it."""
-        return max(self._capacity() - self._available() - self.idle_tokens(), 0)
+        return max(self._capacity() - self.withheld_tokens() - self._available() - self.idle_tokens(), 0)
 
     def capacity_tokens(self) -> int:
         """Return how many tokens the pool can hold in all."""
@@ -44,6 +46,10 @@ class RadixPrefixCache:
         The cache counts them itself: one that completes transfers while it evicts has more idle tokens afterwards.
         """
         return int(self._tree.evict(self._params(num_tokens=tokens)).num_tokens_evicted)
+
+
+def _none() -> int:
+    return 0
 
 
 def _idle_counter(tree: Any) -> Callable[[], int]:  # noqa: ANN401

@@ -6,14 +6,21 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from kvcached.values import Identity
+from kvcached.values import UNLIMITED, Identity
 
 if TYPE_CHECKING:
     from kvcached.engines.sglang.placement import Placement
     from kvcached.settings import Settings
 
 
-def identify(settings: Settings, placement: Placement, *, startup_limit_tokens: int, block_tokens: int) -> Identity:
+def identify(
+    settings: Settings,
+    placement: Placement,
+    *,
+    startup_limit_tokens: int,
+    block_tokens: int,
+    startup_cap_tokens: int = UNLIMITED,
+) -> Identity:
     """Return the identity of the replica at ``placement``."""
     return Identity(
         instance_name=settings.instance_name,
@@ -24,6 +31,7 @@ def identify(settings: Settings, placement: Placement, *, startup_limit_tokens: 
         pp_size=placement.pp_size,
         startup_limit_tokens=startup_limit_tokens,
         block_tokens=block_tokens,
+        startup_cap_tokens=startup_cap_tokens,
     )
 
 

@@ -23,8 +23,11 @@ from kvcached.engines.sglang.attaching import attach
 from kvcached.engines.sglang.cache import RadixPrefixCache, UnsupportedCacheError
 from kvcached.engines.sglang.doorbell import fit_doorbell
 from kvcached.engines.sglang.identity import identify
+from kvcached.engines.sglang.kv_memory import KvMemory
 from kvcached.engines.sglang.placement import name_members, read_placement
-from kvcached.engines.sglang.replica import ReplicaControl, Source, Startup, dialect
+from kvcached.engines.sglang.rank_messages import Startup, dialect
+from kvcached.engines.sglang.replica import ReplicaControl
+from kvcached.engines.sglang.replica_source import Source
 from kvcached.ledger.registration import InstanceNameTakenError
 from kvcached.ledger.subscription import Subscription
 from kvcached.values import UNLIMITED, Update
@@ -148,16 +151,17 @@ class SchedulerHooks:
         store = self._store_of() if placement.ranks > 1 else None
         agreement = self._agreement = RankAgreement(placement, dialect(), store)
         cache = RadixPrefixCache(scheduler)
+        memory = KvMemory(scheduler, placement)
         if placement.is_source:
             self._source = self._open_source(scheduler, placement, cache.block_tokens, agreement)
         self._replica = ReplicaControl(
-            cache, pipeline_parallel=placement.pp_size > 1, source=self._source, agreement=agreement
+            cache, memory, pipeline_parallel=placement.pp_size > 1, source=self._source, agreement=agreement
         )
         if self._source is not None:
             self._advisor = sglang_request_events.open_advisor(
                 scheduler, cache, self._replica, self._source.place, self._settings
             )
-        agreement.declare()
+        agreement.declare(no_cap=memory.no_cap, obstacle=memory.obstacle)
         if self._settings.strict and (reason := agreement.wait()):
             ungoverned_scheduler.refuse_or_warn(self._settings, reason)
 
@@ -219,10 +223,14 @@ class SchedulerHooks:
     ) -> Source:
         """Register this replica with the ledgers of its GPUs."""
         settings = self._settings
-        limit = UNLIMITED if placement.pp_size > 1 else settings.startup_limit_tokens
+        staged = placement.pp_size > 1
+        limit = UNLIMITED if staged else settings.startup_limit_tokens
+        cap = UNLIMITED if staged else settings.startup_cap_tokens
         doorbell = fit_doorbell(scheduler)
         subscription = Subscription(
-            identify(settings, placement, startup_limit_tokens=limit, block_tokens=block_tokens),
+            identify(
+                settings, placement, startup_limit_tokens=limit, startup_cap_tokens=cap, block_tokens=block_tokens
+            ),
             name_members(placement, settings.gpu_ids, scheduler.server_args.device),
             settings.ledger_dir,
             on_publication=None if doorbell is None else doorbell.ring,
@@ -231,4 +239,5 @@ class SchedulerHooks:
             subscription.start(patient=not settings.strict)
         except InstanceNameTakenError as error:
             ungoverned_scheduler.refuse_or_warn(settings, str(error))
-        return Source(Startup(limit), subscription, doorbell, agreement)
+        startup = Startup(limit, cap, elastic_after_s=settings.elastic_after_s)
+        return Source(startup, subscription, doorbell, agreement)

@@ -19,11 +19,12 @@ import torch
 from sglang_caches import Cached, build
 from sglang_model import write_model
 from sglang_placed import place, start_second_rank
+from sglang_pools import Capped, heads_pool, tensors_of
 from sglang_server import Server, write_probe_entry_point
 
 from kvcached.control import set_prefix_cache_retention_limit
 from kvcached.engines.sglang.cache import RadixPrefixCache
-from kvcached.engines.sglang.replica import CHUNK_TOKENS
+from kvcached.engines.sglang.rank_messages import CHUNK_TOKENS
 from kvcached.policy import RetentionPolicy
 from kvcached.values import Update
 
@@ -37,6 +38,9 @@ LEAF_TOKENS = 100
 ROUNDS = 5
 CALLS = 200_000
 PUBLICATIONS = 40
+GIB = 1 << 30
+CAP_SLOTS = 65536
+"""Of 16 KiB each: 1 GiB."""
 
 
 class Receiver:
@@ -150,6 +154,35 @@ def _placed_hooks(kind: str, ledger_dir: Path, *, source: bool) -> SchedulerHook
     return placed.hooks
 
 
+def measure_cap(page: int) -> dict[str, Any]:
+    """Measure, on a pool of 1 GiB, a cap to a quarter until the memory is back, and what taking it again costs.
+
+    In CPU time of the thread, the kernel's included: other processes' time is none of the cap's.
+    """
+    pool = heads_pool(CAP_SLOTS, page, layers=4)
+    capped = Capped(pool, page)
+    totals, longest, given = [], [], 0
+    for _ in range(ROUNDS):
+        holds = [_cpu_ms(lambda: capped.update(CAP_SLOTS // 4))]
+        while capped.policy.draining:
+            holds.append(_cpu_ms(capped.policy.on_step))
+        totals.append(sum(holds))
+        longest.append(max(holds))
+        given = capped.memory.figures().returned_bytes
+        capped.cap(-1)
+        again = _cpu_ms(lambda: [tensor.fill_(1.0) for tensor in tensors_of(pool)])
+        resident = _cpu_ms(lambda: [tensor.fill_(2.0) for tensor in tensors_of(pool)])
+        capped.allocator.free(capped.allocator.alloc(CAP_SLOTS))  # all rows are taken, and free again
+    return {
+        "page": page,
+        "returned_mib": given >> 20,
+        "back_ms_per_gib": round(statistics.median(totals) * GIB / given, 1),
+        "longest_hold_ms": round(statistics.median(longest), 2),
+        "worst_hold_ms": round(max(longest), 2),
+        "taken_again_ms_per_gib": round((again - resident) * GIB / given),
+    }
+
+
 def measure_latency(folder: Path, *options: str) -> dict[str, Any]:
     """Measure, on an idle server of two ranks, how long a publication takes until both ranks applied it."""
     model = folder / "model"
@@ -194,6 +227,12 @@ def _ms(call: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
+def _cpu_ms(call: Callable[[], object]) -> float:
+    began = time.thread_time_ns()
+    call()
+    return (time.thread_time_ns() - began) / 1e6
+
+
 def report(**figures: object) -> None:
     """Print a JSON object on a line of its own."""
     sys.stdout.write(json.dumps(figures) + "\n")
@@ -211,6 +250,8 @@ def main() -> None:
         for kind in ("unified-rust", "unified-python"):
             report(hooks_per_iteration=measure_hooks(kind, folder))
             report(drop_to_0=measure_big_drop(kind))
+        for page in (1, 16):
+            report(cap_to_a_quarter=measure_cap(page))
         if not options.no_server:
             for label, more in (("idle", ()), ("asleep", ("--sleep-on-idle",))):
                 (folder / label).mkdir()

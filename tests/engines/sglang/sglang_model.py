@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,28 +25,33 @@ CONFIG = {
     "pad_token_id": 1,
     "torch_dtype": "bfloat16",
 }
+WIDE = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "word_embed_proj_dim": 512}
+"""In float32 a token takes 2 KiB in each tensor of keys or values: as with 8 heads of 128 in bfloat16."""
 WEIGHT_SEED = 20
 WEIGHT_DEVIATION = 0.15
 
 
-def write_model(folder: Path, *, weights: bool) -> Path:
-    """Write the model's config into ``folder``, and its random weights if asked; returns the folder."""
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+def write_model(folder: Path, *, weights: bool, wide: bool = False) -> Path:
+    """Write the model's config into ``folder``, and its random weights if asked; returns the folder.
+
+    A ``wide`` model has as much KV per token and layer as a large one.
+    """
+    config = {**CONFIG, **WIDE} if wide else CONFIG
     if weights:
-        _write_weights(folder)
+        _write_weights(folder, config)
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-def _write_weights(folder: Path) -> None:
+def _write_weights(folder: Path, config: dict[str, Any]) -> None:
     """Write weights large enough for outputs that differ from prompt to prompt, the same at every call."""
     import torch  # noqa: PLC0415 - takes seconds, and most tests do without
     from transformers import OPTConfig, OPTForCausalLM  # noqa: PLC0415
 
     generator = torch.Generator().manual_seed(WEIGHT_SEED)
-    model = OPTForCausalLM(OPTConfig(**{key: CONFIG[key] for key in CONFIG if key != "architectures"}))
+    model = OPTForCausalLM(OPTConfig(**{key: config[key] for key in config if key != "architectures"}))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, WEIGHT_DEVIATION, generator=generator)
     model.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))

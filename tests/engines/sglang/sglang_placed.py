@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 
 from kvcached.engines.sglang.agreement import RankAgreement
 from kvcached.engines.sglang.placement import read_placement
-from kvcached.engines.sglang.replica import Startup, dialect
+from kvcached.engines.sglang.rank_messages import Startup, dialect
 from kvcached.engines.sglang.scheduler_hooks import SchedulerHooks
 from kvcached.settings import read_settings
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from sglang_caches import Cached
 
 INSTANCE = "placed"
+LONGEST = 1000
+"""Tokens of the longest request that the stand-in of a scheduler takes."""
+NO_TENSORS = "the tensors of _NoPool are not known"
+"""Why these pools return no memory: they have none."""
 
 
 @dataclass
@@ -55,6 +59,10 @@ def scheduler_of(cached: Cached, *, source: bool = True, sleeps: bool = False) -
         server_args=SimpleNamespace(nnodes=1, base_gpu_id=0, gpu_id_step=1, device="cpu"),
         tree_cache=cached.tree_cache,
         token_to_kv_pool_allocator=cached.token_to_kv_pool_allocator,
+        invariant_checker=SimpleNamespace(max_total_num_tokens=cached.size),
+        pool_stats_observer=SimpleNamespace(max_total_num_tokens=cached.size),
+        max_req_len=LONGEST,
+        chunked_req=None,
         idle_sleeper=SimpleNamespace(poller=zmq.Poller()) if sleeps else None,
         _request_dispatcher=TypeBasedDispatcher([]),
     )
@@ -85,9 +93,16 @@ def take_place(
     return Placed(hooks, scheduler)
 
 
-def declare(scheduler: SimpleNamespace, store: HashStore, refusal: str = "") -> None:
+def declare(scheduler: SimpleNamespace, store: HashStore, refusal: str = "", *, no_cap: str = "") -> RankAgreement:
     """Let the rank of ``scheduler`` say that it can follow, or why it cannot."""
-    RankAgreement(read_placement(scheduler), dialect(), store).declare(refusal)
+    agreement = RankAgreement(read_placement(scheduler), dialect(), store)
+    agreement.declare(refusal, no_cap=no_cap)
+    return agreement
+
+
+def begun(limit: int) -> Startup:
+    """Return the first message of a source rank with that startup limit."""
+    return Startup(limit, obstacle=NO_TENSORS)
 
 
 def start_second_rank(placed: Placed, limit: int) -> None:

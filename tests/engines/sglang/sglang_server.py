@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvcached.control import get_instances, set_prefix_cache_retention_limit
+from kvcached.control import get_instances, set_kv_capacity_limit, set_prefix_cache_retention_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -56,6 +56,8 @@ class Answer:
     output_ids: tuple[int, ...]
     cached_tokens: int
     details: dict[str, int] | None
+    logprobs: tuple[float, ...] = ()
+    """Of the output tokens, if they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,8 @@ class Server:
         sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": ignore_eos}
         said = self.post("/generate", {"input_ids": ids, "sampling_params": sampling, **more})
         meta = said["meta_info"]
-        return Answer(tuple(said["output_ids"]), meta["cached_tokens"], meta.get("cached_tokens_details"))
+        logprobs = tuple(each[0] for each in meta.get("output_token_logprobs") or ())
+        return Answer(tuple(said["output_ids"]), meta["cached_tokens"], meta.get("cached_tokens_details"), logprobs)
 
     def generate_all(self, prompts: Sequence[list[int]], tokens: int = 8, *, ignore_eos: bool = True) -> list[Answer]:
         """Return the continuations of all prompts, asked for at once."""
@@ -271,6 +274,12 @@ class Server:
     def set_limit(self, limit: int, *arguments: str) -> Ran:
         """Publish a limit as an operator would; ``--wait`` and the like are ``arguments``."""
         return self.control("set", str(limit), "--instance", INSTANCE, *arguments)
+
+    def apply_cap(self, cap: int) -> None:
+        """Publish a cap and wait until it holds and memory beyond it is returned."""
+        result = set_kv_capacity_limit(cap, instance_name=INSTANCE, ledger_dir=self.ledger_dir, wait=60)
+        assert result.accepted, result
+        assert result.applied, result
 
     def status(self) -> list[dict[str, Any]]:
         """Return what the replicas report, in their order."""

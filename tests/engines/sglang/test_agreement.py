@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sglang_caches import Cached, build
-from sglang_placed import INSTANCE, Placed, declare, scheduler_of, take_place
+from sglang_placed import INSTANCE, Placed, begun, declare, scheduler_of, take_place
 from torch.distributed import HashStore
 
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
-from kvcached.engines.sglang import agreement, replica
-from kvcached.engines.sglang.replica import Startup
+from kvcached.engines.sglang import agreement, rank_messages, replica, replica_source
 from kvcached.values import Outcome, Update
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def test_nothing_is_sent_before_the_other_rank_says_that_it_can_follow(tmp_path:
     assert cached.tree_cache.evictable_size() == 300
     declare(scheduler_of(cached, source=False), store)
     placed.hooks._agreement._next_poll = 0.0
-    assert placed.iterate() == [Startup(100), Update(1, 50)]
+    assert placed.iterate() == [begun(100), Update(1, 50)]
     assert cached.tree_cache.evictable_size() <= 50
 
 
@@ -68,13 +67,13 @@ def test_a_rank_that_never_spoke_leaves_the_launch_uncontrolled_and_says_so(
     assert [placed.iterate() for _ in range(3)] == [[], [], []]
     outcome, reason = reports(tmp_path)
     assert outcome is Outcome.UNSUPPORTED_ENGINE
-    assert "rank 1 of 2 did not say" in reason
-    assert sum("rank 1 of 2 did not say" in record.message for record in caplog.records) == 1
+    assert "rank 1 of 2 did not report" in reason
+    assert sum("rank 1 of 2 did not report" in record.message for record in caplog.records) == 1
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(set_prefix_cache_retention_limit, 0, instance_name=INSTANCE, ledger_dir=tmp_path, wait=20)
         while not waiting.done():
             assert placed.iterate() == []
-    assert "rank 1 of 2 did not say" in waiting.result().rejections[0].reason
+    assert "rank 1 of 2 did not report" in waiting.result().rejections[0].reason
     assert cached.tree_cache.evictable_size() == 300
 
 
@@ -82,7 +81,7 @@ def test_an_idle_launch_waits_a_while_for_a_silent_rank(
     tmp_path: Path, cached: Cached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a request the source rank gives up after its patience."""
-    monkeypatch.setattr(replica, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(replica_source, "PATIENCE_S", 0.0)
     placed = take_place(scheduler_of(cached), tmp_path, HashStore(), LIMITED)
     assert placed.iterate() == []
     assert reports(tmp_path)[0] is Outcome.UNSUPPORTED_ENGINE
@@ -105,7 +104,7 @@ def test_a_strict_launch_begins_when_all_ranks_spoke(tmp_path: Path, cached: Cac
     """With KVCACHED_STRICT=1 nothing is waited for that is there."""
     store = HashStore()
     declare(scheduler_of(cached, source=False), store)
-    assert take_place(scheduler_of(cached), tmp_path, store, STRICT).iterate() == [Startup(100)]
+    assert take_place(scheduler_of(cached), tmp_path, store, STRICT).iterate() == [begun(100)]
 
 
 def test_a_rank_that_failed_tells_the_source(tmp_path: Path, cached: Cached) -> None:
@@ -127,7 +126,7 @@ def test_a_rank_of_another_version_is_not_spoken_to(
     """A rank that would not understand the messages, or evict otherwise for them, counts as one that cannot follow."""
     store = HashStore()
     with monkeypatch.context() as patch:
-        patch.setattr(replica, "CHUNK_TOKENS", 1)
+        patch.setattr(rank_messages, "CHUNK_TOKENS", 1)
         declare(scheduler_of(cached, source=False), store)
     placed = take_place(scheduler_of(cached), tmp_path, store, LIMITED)
     assert placed.iterate() == []
@@ -142,7 +141,7 @@ def test_a_rank_says_that_the_source_rank_is_silent(
     placed = take_place(scheduler_of(cached, source=False), tmp_path / "ledgers", HashStore(), LIMITED)
     for _ in range(3):
         placed.iterate()
-    said = [record for record in caplog.records if "rank 0 of 2 did not say" in record.message]
+    said = [record for record in caplog.records if "rank 0 of 2 did not report" in record.message]
     assert [record.levelno for record in said] == [logging.ERROR]
     assert not (tmp_path / "ledgers").exists()
 

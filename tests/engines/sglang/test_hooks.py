@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sglang_caches import Cached, build
-from sglang_placed import INSTANCE, Placed, place, scheduler_of, start_second_rank, take_place
+from sglang_placed import INSTANCE, Placed, begun, place, scheduler_of, start_second_rank, take_place
 from torch.distributed import HashStore
 
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
 from kvcached.engines.sglang import hook_places
-from kvcached.engines.sglang.replica import CHUNK_TOKENS, Startup
+from kvcached.engines.sglang.rank_messages import CHUNK_TOKENS
 from kvcached.engines.sglang.scheduler_hooks import SchedulerHooks
 from kvcached.settings import read_settings
 from kvcached.values import Outcome, Update
@@ -66,7 +66,7 @@ def idle(placed: Placed) -> int:
 def test_the_first_message_is_the_startup_limit_and_then_nothing(tmp_path: Path) -> None:
     """The source rank begins with its startup limit and stays silent until something is published, once each."""
     placed = place(filled(3), tmp_path, environ={"KVCACHED_MAX_CACHED_TOKENS": "250"})
-    assert placed.iterate() == [Startup(250)]
+    assert placed.iterate() == [begun(250)]
     assert placed.iterate() == []
     publish_to(placed, 100, tmp_path)
     assert placed.iterate() == [Update(1, 100)]
@@ -90,7 +90,7 @@ def test_news_go_in_front_of_the_requests(tmp_path: Path) -> None:
     placed = place(filled(1), tmp_path, environ=UNLIMITED)
     requests = ["request"]
     arguments, named = placed.hooks.announce("receiver", requests, "local", more=1)
-    assert arguments == ("receiver", [Startup(-1), "request"], "local")
+    assert arguments == ("receiver", [begun(-1), "request"], "local")
     assert named == {"more": 1}
     assert requests == ["request"]
     assert placed.hooks.announce("receiver", None) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_server import prompt
+from sglang_server import INSTANCE, prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,13 @@ def test_pipeline_stages_refuse_a_limit(serve: Serve, plain_model: Path, say: Sa
     for revision in (1, 2):
         lines = [line for line in server.log().splitlines() if f"revision {revision} " in line and "rejected" in line]
         assert len(lines) == 2, lines
+    capped = server.control("cap", "8000", "--instance", INSTANCE, "--wait", "30")
+    assert capped.code == 7
+    assert "pp_size" in capped.out + capped.err
     replica = server.status()[0]
+    assert replica["cap"]["outcome"] == "rejected_pipeline_parallel"
+    assert replica["cap"]["limit_tokens"] == -1
+    assert "pp_size" in replica["returns"]
     assert replica["outcome"] == "rejected_pipeline_parallel"
     assert replica["applied"]["revision"] == 0
     assert replica["pp_size"] == 2
