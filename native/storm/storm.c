@@ -341,8 +341,10 @@ int main(int count, char **arguments)
         sweep();
     }
     printf("storm: %llu kills in C (%llu of engines), %llu publications completed by victims and checks, "
-           "%llu registrations completed, last revisions %u of the limit and %u of the cap, %llu looks at a split, violations 0\n",
+           "%llu registrations completed, last revisions %u of the limit and %u of the cap, %llu looks at a split, "
+           "violations 0\n",
            (unsigned long long)kills, (unsigned long long)engines, (unsigned long long)shared->publications,
-           (unsigned long long)shared->registrations, newest[0][KVL_LIMIT], newest[0][KVL_CAP], (unsigned long long)splits);
+           (unsigned long long)shared->registrations, newest[0][KVL_LIMIT], newest[0][KVL_CAP],
+           (unsigned long long)splits);
     return 0;
 }
