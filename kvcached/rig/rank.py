@@ -14,13 +14,13 @@ from kvcached.policy import RetentionPolicy
 from kvcached.replica_policy import ReplicaPolicy
 from kvcached.rig.block_cache import BlockCache
 from kvcached.rig.cache_digest import CacheDigest
-from kvcached.rig.rig_pool import RigPool
 from kvcached.rig.guarded_memory import GuardedMemory, GuardedTransport
 from kvcached.rig.injected_faults import FailingCache
 from kvcached.rig.intake import Stop
 from kvcached.rig.kv_rows import KvRows
 from kvcached.rig.rank_record import Recorder
 from kvcached.rig.request import Request
+from kvcached.rig.rig_pool import RigPool
 from kvcached.rig.scheduler import Scheduler
 from kvcached.values import UNLIMITED, Outcome, Update
 
