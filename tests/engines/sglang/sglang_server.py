@@ -127,6 +127,8 @@ class Server:
     ) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
+        self.options = tuple(options)
+        """What was added to the options that all servers get."""
         self.ledger_dir = folder / "ledgers"
         self.records_dir = folder / "records"
         self.records_dir.mkdir()

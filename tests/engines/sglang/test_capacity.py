@@ -216,7 +216,7 @@ def test_toggled_bounds_change_no_output(server: Server, serve: Serve, wide_mode
     assert len(moves[0]) > 20
     assert all(each == moves[0] for each in moves)
     assert guarded > POOL // 2
-    untouched = serve(wide_model, *WIDE, environ={"KVCACHED_DISABLE": "1"})
+    untouched = serve(wide_model, *server.options, environ={"KVCACHED_DISABLE": "1"})
     expected = answers_of(untouched, 1)
     assert len({answer.output_ids for answer in expected}) > len(expected) // 2
     for index, answer in enumerate(answers):

@@ -105,7 +105,7 @@ def test_what_cannot_be_capped_says_why(changed: dict[str, Any], reason: str) ->
     """A scheduler that counts on its free slots in another way is refused, with the reason in its report."""
     allocator = make_allocator(SIZE, 1, pool=SimpleNamespace())
     memory = KvMemory(make_scheduler(allocator, **changed), PLACE)
-    cache: Any = None  # not asked: there is no pool to adapt
+    cache: Any = SimpleNamespace(block_tokens=1)  # else not asked: there is no pool to adapt
     policy = memory.build(Startup(-1), cache, -1, lambda: None)
     assert policy.capacity is None
     assert reason in memory.no_cap
