@@ -14,7 +14,7 @@ from kvcached.policy import RetentionPolicy
 from kvcached.replica_policy import ReplicaPolicy
 from kvcached.rig.block_cache import BlockCache
 from kvcached.rig.cache_digest import CacheDigest
-from kvcached.rig.capped_pool import CappedPool
+from kvcached.rig.capped_cache import CappedBlockCache
 from kvcached.rig.guarded_memory import GuardedMemory, GuardedTransport
 from kvcached.rig.injected_faults import FailingCache
 from kvcached.rig.intake import Stop
@@ -41,7 +41,7 @@ class Rank:
         )
         self.scheduler = Scheduler(self.cache, rows, step_tokens=config.step_tokens)
         rows.memory = self._memory = open_pool_memory(config, rows)
-        self._pool = CappedPool(self.cache, self.scheduler, self._memory, config.longest_tokens)
+        self._pool = CappedBlockCache(self.cache, self.scheduler, self._memory, config.longest_tokens)
         self.policy = self._make_policy(config, config.settings)
         self._digest = CacheDigest(self.cache)
         self._config = config
