@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvcached.ledger.bound_settlement import BoundSettlement
 from kvcached.ledger.registration import Beginning
-from kvcached.light_dataclasses import replace
 from kvcached.values import Bound, Identity, Report, Update
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import ctypes
 import errno
 import mmap
 import os
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 

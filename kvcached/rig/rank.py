@@ -13,7 +13,6 @@ from kvcached.policy import RetentionPolicy
 from kvcached.replica_policy import ReplicaPolicy
 from kvcached.rig.block_cache import BlockCache
 from kvcached.rig.cache_digest import CacheDigest
-from kvcached.rig.capped_cache import CappedBlockCache
 from kvcached.rig.group_transport import GroupTransport
 from kvcached.rig.guarded_memory import GuardedMemory, GuardedTransport
 from kvcached.rig.injected_faults import FailingCache
@@ -21,6 +20,7 @@ from kvcached.rig.intake import Stop
 from kvcached.rig.kv_rows import KvRows
 from kvcached.rig.rank_record import Recorder
 from kvcached.rig.request import Request
+from kvcached.rig.rig_pool import RigPool
 from kvcached.rig.scheduler import Scheduler
 from kvcached.values import UNLIMITED, Outcome, Update
 
@@ -43,7 +43,7 @@ class Rank:
         self.scheduler = Scheduler(self.cache, rows, step_tokens=config.step_tokens)
         self.transport = _make_transport(config, rows.region())
         rows.memory = self._memory = _open_memory(config, rows.region(), self.transport)
-        self._pool = CappedBlockCache(self.cache, self.scheduler, self._memory, config.longest_tokens)
+        self._pool = RigPool(self.cache, self.scheduler, self._memory, config.longest_tokens)
         self.policy = self._make_policy(config, config.settings)
         self._digest = CacheDigest(self.cache)
         self._config = config

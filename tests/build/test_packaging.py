@@ -91,7 +91,7 @@ def test_every_kind_of_install_works(kind: str, tree: Path, tmp_path: Path) -> N
         "sglang.srt.plugins kvcached.engines.sglang:register",
     ]
     place = tree if kind == "editable" else tmp_path / "venv"
-    assert output.splitlines()[3].startswith(f"interface 2, ledger version 2 {place}")
+    assert output.splitlines()[3].startswith(f"interface 3, ledger version 3 {place}")
 
 
 def test_missing_compiler_is_one_clear_sentence(tree: Path) -> None:

@@ -144,7 +144,7 @@ def test_unusable_files_are_refused_and_the_others_used(control: Control, toys: 
         "empty": b"",
         "half": good[:16384],
         "noise": os.urandom(32768),
-        "later": good[:12] + (3).to_bytes(4, sys.byteorder) + good[16:],
+        "later": good[:12] + (4).to_bytes(4, sys.byteorder) + good[16:],
         "foreign": good[:8] + good[8:12][::-1] + good[12:],
         "longer": good + b"x",
     }

@@ -51,7 +51,7 @@ def test_cap_of_an_engine_that_knows_none_is_refused_aloud(control: Control, toy
     toys.start("chat")
     result = control.run("cap", "50k", "--instance", "chat", "--wait")
     assert result.returncode == 7
-    assert "does not bound KV capacity" in result.stderr
+    assert "does not limit KV capacity" in result.stderr
     assert control.run("set", "5k", "--instance", "chat", "--wait").returncode == 0
     assert control.run("cap", "50k", "--instance", "chat", "--if-different").stdout.startswith("unchanged, accepted r1")
 

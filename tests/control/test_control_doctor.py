@@ -145,8 +145,8 @@ def test_corrupt_files(control: Control, ledger_dir: Path, toys: Toys) -> None:
     (ledger_dir / "folder.ledger").mkdir()
     (ledger_dir / "link.ledger").symlink_to("cpu-0.ledger")
     found = problems(control)
-    assert named(found, "empty.ledger", "is 0 bytes long; a ledger has 49152", "remove it")
-    assert named(found, "half.ledger", "is 24576 bytes long")
+    assert named(found, "empty.ledger", "is 0 bytes long; a ledger has 81920", "remove it")
+    assert named(found, "half.ledger", "is 40960 bytes long")
     assert named(found, "zeros.ledger", "wrong magic number")
     assert named(found, "noise.ledger", "wrong magic number")
     assert named(found, "folder.ledger")
@@ -159,7 +159,7 @@ def test_ledger_of_another_version(control: Control, ledger_dir: Path) -> None:
     with handle(ledger_dir, "GPU-0"):
         pass
     _overwrite(ledger_dir / "GPU-0.ledger", 12, (9).to_bytes(4, sys.byteorder))
-    assert named(problems(control), "GPU-0.ledger", "has ledger version 9; this library reads version 2")
+    assert named(problems(control), "GPU-0.ledger", "has ledger version 9; this library reads version 3")
 
 
 def test_ledger_of_the_other_byte_order(control: Control, ledger_dir: Path) -> None:

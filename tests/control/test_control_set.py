@@ -168,4 +168,5 @@ def test_usage_errors_are_one_sentence_and_publish_nothing(control: Control, toy
         assert (result.returncode, result.stdout) == (2, ""), arguments
         assert len(result.stderr.splitlines()) == 1, result.stderr
         assert result.stderr.startswith("kvcached-control"), arguments
-    assert control.replica("chat")["members"] == [{"gpu": "cpu-0", "revision": 0, "limit_tokens": 16000}]
+    (member,) = control.replica("chat")["members"]
+    assert (member["revision"], member["limit_tokens"], member["cap"]["revision"]) == (0, 16000, 0)

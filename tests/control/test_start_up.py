@@ -39,6 +39,7 @@ LIGHT = [
     ("set", "16k", "--instance", "nobody"),
     ("set", "none", "--instance", "chat", "--dry-run"),
     ("set", "16k", "--instance", "chat", "--wait", "0"),
+    ("cap", "16k", "--instance", "chat"),
     ("status",),
     ("status", "--json"),
     ("status", "--history"),

@@ -11,6 +11,8 @@ import kvcached
 PACKAGE = Path(kvcached.__file__).parent
 GENERATED = "_declarations.py"
 OTHER_GUARDS = {
+    "capacity.py",  # calls the engine's pool
+    "memory/madvise.py",  # runs by value in an engine's worker
     "policy.py",  # calls the engine's eviction
     "advisor/observer.py",  # is called by engines
     "control/diagnosis/plugins.py",  # loads an engine's plugin

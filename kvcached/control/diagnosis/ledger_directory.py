@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SUBJECT = "ledger directory"
 SPACE = "free space"
-LEDGER_BYTES = 49152
+LEDGER_BYTES = 81920
 _LOW_BYTES = 1 << 20
 
 

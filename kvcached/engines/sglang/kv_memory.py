@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvcached.capacity import CapacityPolicy
 from kvcached.engines.sglang.free_slots import UnsupportedPoolError, explain_pool
-from kvcached.engines.sglang.kv_tensors import find_obstacle, find_tensors, regions_of, row_bytes
 from kvcached.engines.sglang.rank_messages import CAP_CHUNK_TOKENS, CHUNK_TOKENS
 from kvcached.engines.sglang.slot_pool import SlotPool, explain_scheduler
+from kvcached.engines.sglang.token_rows import find_obstacle, find_tensors, regions_of, row_bytes
 from kvcached.memory.elastic import Elastic
 from kvcached.memory.pool_memory import PoolMemory
 from kvcached.memory.regions import PoolShape

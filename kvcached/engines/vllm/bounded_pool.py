@@ -7,11 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvcached.capacity import CapacityPolicy
-from kvcached.engines.vllm.capped_pool import CappedPool
 from kvcached.engines.vllm.floor import floor_blocks
 from kvcached.engines.vllm.idle_blocks import IdleBlocks
 from kvcached.engines.vllm.prefix_cache import BlockPrefixCache, group_block_tokens
 from kvcached.engines.vllm.resets import WholeForResets
+from kvcached.engines.vllm.withheld_blocks import WithheldBlocks
 from kvcached.engines.vllm.worker_memory import WorkerMemory, WorkerTransport, look_at_workers
 from kvcached.memory.elastic import Elastic
 from kvcached.memory.pool_memory import PoolMemory
@@ -63,7 +63,7 @@ class BoundedPool:
             self.transport = transport
             self.memory = PoolMemory(workers.shape, transport, workers.obstacle)
             self.idle.follow_memory(self.memory)
-            self.capped = CappedPool(pool, self.idle, self.cache, self.memory, floor)
+            self.capped = WithheldBlocks(pool, self.idle, self.cache, self.memory, floor)
             self.policy = self._join(settings, self.cache.token_bytes(workers.shape.row_bytes_of_all_ranks))
             self._resets = WholeForResets(pool, self.policy, on_fault)
             undo.pop_all()

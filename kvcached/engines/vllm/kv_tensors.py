@@ -8,10 +8,10 @@ question would get.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from kvcached.memory.madvise import avoid_huge_pages, find_obstacle, return_rows
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any

@@ -354,6 +354,7 @@ def test_an_elastic_engine_that_idles_holds_its_retained_tokens_and_nothing_else
     wait_until(lambda: bounds.bounded.policy.wake_at is None, 30.0)  # nothing is looked at by an engine that idles
 
 
+@pytest.mark.long  # on a loaded machine the gaps between its requests are longer than the elastic delay
 def test_a_steady_load_on_an_elastic_engine_takes_no_memory_again(
     make_core: MakeCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

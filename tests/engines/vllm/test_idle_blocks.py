@@ -13,9 +13,9 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
-from kvcached.engines.vllm.capped_pool import CappedPool
 from kvcached.engines.vllm.idle_blocks import CountMismatchError, IdleBlocks
 from kvcached.engines.vllm.prefix_cache import BlockPrefixCache, group_block_tokens
+from kvcached.engines.vllm.withheld_blocks import WithheldBlocks
 from kvcached.memory.pool_memory import PoolMemory
 from kvcached.memory.regions import PoolShape, rows_in
 from kvcached.memory.returning import Returned
@@ -162,7 +162,7 @@ def test_the_count_equals_a_full_scan_after_every_random_operation(groups: int, 
     counter.reuses_victims_first = elastic
     memory = PoolMemory(PoolShape(BLOCKS, 4096), FakeTransport())
     counter.follow_memory(memory)
-    capped = CappedPool(pool, counter, BlockPrefixCache(counter, [16]), memory, floor_blocks=1)
+    capped = WithheldBlocks(pool, counter, BlockPrefixCache(counter, [16]), memory, floor_blocks=1)
     traffic = Traffic(pool, groups, seed, capped)
     operations = [traffic.allocate] * 8 + [traffic.free] * 7 + [traffic.promote, traffic.withhold]
     if holes:

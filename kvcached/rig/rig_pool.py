@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvcached.rig.scheduler import Scheduler
 
 
-class CappedBlockCache:
+class RigPool:
     """Takes blocks out of a pool, and offers their memory for return."""
 
     def __init__(self, cache: BlockCache, scheduler: Scheduler, memory: PoolMemory, longest_tokens: int) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvcached.memory.pool_memory import PoolMemory
 
 
-class CappedPool:
+class WithheldBlocks:
     """One pool of which blocks are withheld.
 
     Fulfils ``kvcached.capacity.BlockPool`` and ``kvcached.memory.elastic.FreeRows``.
