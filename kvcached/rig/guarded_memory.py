@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvcached.memory.madvise import pages_inside
 from kvcached.memory.pool_memory import PoolMemory
 from kvcached.memory.regions import covering_pages, runs_of
-from kvcached.memory.returning import LocalTransport
+from kvcached.rig.group_transport import GroupTransport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PROT_NONE = 0
 
 
-class GuardedTransport(LocalTransport):
+class GuardedTransport(GroupTransport):
     """Returns memory and takes the right to access it away."""
 
     def __init__(self, region: Region, ranks: int) -> None:

@@ -31,6 +31,8 @@ class Message:
 
     items: list[Request | Update | Stop]
     taken_ns: int
+    confirm: bool = False
+    """Whether rank 0 waits for all ranks to have finished the steps before this one."""
 
 
 class PublicationSource(Protocol):

@@ -9,11 +9,11 @@ from kvcached.memory.elastic import Elastic
 from kvcached.memory.madvise import prepare
 from kvcached.memory.pool_memory import PoolMemory
 from kvcached.memory.regions import PoolShape
-from kvcached.memory.returning import LocalTransport
 from kvcached.policy import RetentionPolicy
 from kvcached.replica_policy import ReplicaPolicy
 from kvcached.rig.block_cache import BlockCache
 from kvcached.rig.cache_digest import CacheDigest
+from kvcached.rig.group_transport import GroupTransport
 from kvcached.rig.guarded_memory import GuardedMemory, GuardedTransport
 from kvcached.rig.injected_faults import FailingCache
 from kvcached.rig.intake import Stop
@@ -25,6 +25,7 @@ from kvcached.rig.scheduler import Scheduler
 from kvcached.values import UNLIMITED, Outcome, Update
 
 if TYPE_CHECKING:
+    from kvcached.memory.regions import Region
     from kvcached.rig.config import RigConfig
     from kvcached.rig.intake import Message
     from kvcached.settings import Settings
@@ -40,7 +41,8 @@ class Rank:
             self.cache.capacity_tokens() // config.block_tokens, config.block_tokens, config.token_bytes
         )
         self.scheduler = Scheduler(self.cache, rows, step_tokens=config.step_tokens)
-        rows.memory = self._memory = open_pool_memory(config, rows)
+        self.transport = _make_transport(config, rows.region())
+        rows.memory = self._memory = _open_memory(config, rows.region(), self.transport)
         self._pool = RigPool(self.cache, self.scheduler, self._memory, config.longest_tokens)
         self.policy = self._make_policy(config, config.settings)
         self._digest = CacheDigest(self.cache)
@@ -111,13 +113,18 @@ class Rank:
         return ReplicaPolicy(retention, capacity, self._memory, token_bytes=token_bytes, clock=lambda: self._now)
 
 
-def open_pool_memory(config: RigConfig, rows: KvRows) -> PoolMemory:
-    """Return the memory behind ``rows``, as one of the group's ranks that all do the same at the same step."""
-    region = rows.region()
-    shape = PoolShape(region.rows, region.row_bytes, ranks=config.world_size)
+def _make_transport(config: RigConfig, region: Region) -> GroupTransport:
     if config.guards_returned:
-        return GuardedMemory(shape, GuardedTransport(region, config.world_size), prepare([region]))
-    return PoolMemory(shape, LocalTransport([region], config.world_size), prepare([region]))
+        return GuardedTransport(region, config.world_size)
+    return GroupTransport([region], config.world_size)
+
+
+def _open_memory(config: RigConfig, region: Region, transport: GroupTransport) -> PoolMemory:
+    """Return the memory of one rank, which does the same as all others at the same step."""
+    shape = PoolShape(region.rows, region.row_bytes, ranks=config.world_size)
+    if isinstance(transport, GuardedTransport):
+        return GuardedMemory(shape, transport, prepare([region]))
+    return PoolMemory(shape, transport, prepare([region]))
 
 
 def _make_cache(config: RigConfig) -> BlockCache:

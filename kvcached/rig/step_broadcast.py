@@ -57,6 +57,11 @@ class Exchange:
         self._broadcast(torch.frombuffer(payload, dtype=torch.uint8))
         return pickle.loads(payload)  # noqa: S301 - from our own rank 0
 
+    def confirm(self) -> None:
+        """Wait until all ranks have come here; all of them call it at the same place in the order of messages."""
+        self.collectives += 1
+        dist.barrier()
+
     def close(self) -> None:
         """Leave the group."""
         dist.destroy_process_group()

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,6 +101,7 @@ def _lead(
     source = Intake(subscription, feed, worker.scheduler, worker.policy, config.linger_s)
     source.on_registered = lambda: launcher.send(Ready())
     signal.signal(signal.SIGTERM, lambda _signal, _frame: setattr(source, "stop_requested", True))
+    worker.transport.waits_for_ranks = True
     subscription.start()
     advised = open_advised(config, worker, subscription)
     try:
@@ -112,8 +113,11 @@ def _lead(
         feed.start(start_ns / 1e9)
         going_on = True
         while going_on:
-            message = source.next_message()
+            message = replace(source.next_message(), confirm=worker.transport.unconfirmed)
             exchange.send(message)
+            if message.confirm:
+                exchange.confirm()
+                worker.transport.confirm()
             settled_before = worker.policy.settled_revisions
             going_on = worker.step(message)
             source.after_step(settled=worker.policy.settled_revisions != settled_before)
@@ -129,8 +133,12 @@ def _lead(
 def _follow(worker: Rank, exchange: Exchange) -> int:
     """Run a rank other than 0: wait for the next broadcast, work it off, and so on; return how many collectives."""
     worker.start(exchange.receive())
-    while worker.step(exchange.receive()):
-        pass
+    going_on = True
+    while going_on:
+        message = exchange.receive()
+        if message.confirm:
+            exchange.confirm()
+        going_on = worker.step(message)
     return exchange.collectives
 
 

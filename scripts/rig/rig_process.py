@@ -121,7 +121,7 @@ def find_differences(report: dict[str, Any]) -> list[str]:
     found = []
     first = report["ranks"][0]
     keys = ("step", "revision", "limit_tokens", "evicted_tokens", "idle_tokens_after")
-    cap_keys = ("step", "revision", "cap_tokens", "withheld_tokens_after", "complete")
+    cap_keys = ("step", "revision", "cap_tokens", "withheld_tokens_after")
     for rank in report["ranks"]:
         name = f"rank {rank['rank']}"
         if rank["digest"] != first["digest"]:
