@@ -47,7 +47,7 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("wide-model"), weights=True, wide=True)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.long), 2], ids=["tp1", "tp2"])
 def server(request: pytest.FixtureRequest, serve_module: Serve, wide_model: Path) -> Iterator[Server]:
     """Return a server whose returned memory is unreadable, and which ends if its pool does not add up."""
     options = ("--tp-size", str(request.param), *WIDE)
