@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 SLOTS_AT = 4096
 MEMBERS_FIELD = 104
+IDENTITY_BYTES = 136
+INCARNATION_AT, SEAL_AT = SLOTS_AT + 208, SLOTS_AT + 224
+"""Offsets of native/layout.h."""
 PATIENCE_S = 5.0
 
 
@@ -62,9 +65,10 @@ def engine(ledger_dir: Path) -> Iterator[Engine]:
 
 def seal(engine: Engine) -> None:
     """Seal the first slot's identity again, as a peer that knows the format can."""
-    incarnation, registered_ns = struct.unpack_from("=QQ", engine.memory, SLOTS_AT + 136)
+    incarnation, registered_ns = struct.unpack_from("=QQ", engine.memory, INCARNATION_AT)
     inner = sealed(0, struct.pack("=QQ", incarnation, registered_ns))
-    struct.pack_into("=Q", engine.memory, SLOTS_AT + 152, sealed(inner, engine.memory[SLOTS_AT : SLOTS_AT + 128]))
+    identity = engine.memory[SLOTS_AT : SLOTS_AT + IDENTITY_BYTES]
+    struct.pack_into("=Q", engine.memory, SEAL_AT, sealed(inner, identity))
 
 
 def sealed(key: int, data: bytes) -> int:
@@ -102,7 +106,7 @@ def test_random_bytes_in_all_slots_harm_nobody(engine: Engine, ledger_dir: Path)
     print("seed", seed)
     generator = random.Random(seed)
     for _ in range(50):
-        at = generator.randrange(64, 49000)
+        at = generator.randrange(64, len(engine.memory) - 64)
         engine.memory[at : at + 64] = generator.randbytes(64)
         engine.step()
         assert all(instance.to_dict() for instance in get_instances(ledger_dir))
