@@ -83,6 +83,7 @@ class UngovernedSlot:
         """Prepare the slot; ``reason`` is what publishers are told."""
         self._reason = reason
         self._subscription = Subscription(identity, members, settings.ledger_dir, on_publication=self._refuse)
+        self._subscription.acknowledge(unsupported_report(reason))  # nobody sees the slot without it
 
     def open(self) -> None:
         """Register, or wait for the name to become free."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from kvcached.settings import Settings
-    from kvcached.values import Identity
+    from kvcached.values import Identity, Report
 
 MOST_ENGINES = 64
 """How many engines of one program get default names of their own."""
@@ -26,15 +26,23 @@ def take_slot(
     members: Sequence[str],
     settings: Settings,
     on_publication: Callable[[], None] | None = None,
+    first: Report | None = None,
 ) -> tuple[Subscription, str]:
-    """Register a replica; return its subscription and the name it got.
+    """Register a replica; return its subscription and the name it got. With ``first``, nobody sees it without a report.
 
     A name that its operator chose and another live engine has is waited for: that may be the predecessor on its way
     out. With ``KVCACHED_STRICT=1`` it raises :class:`StartRefusedError` instead. A default name is only ever shared by
     engines of one program; the next one gets a number.
     """
-    if is_instance_named():
+
+    def subscribe(identity: Identity) -> Subscription:
         subscription = Subscription(identity, members, settings.ledger_dir, on_publication=on_publication)
+        if first is not None:
+            subscription.acknowledge(first)
+        return subscription
+
+    if is_instance_named():
+        subscription = subscribe(identity)
         try:
             subscription.start(patient=not settings.strict)
         except InstanceNameTakenError as error:
@@ -42,13 +50,13 @@ def take_slot(
         return subscription, identity.instance_name
     for name in _default_names(identity.instance_name):
         named = dataclasses.replace(identity, instance_name=name)
-        subscription = Subscription(named, members, settings.ledger_dir, on_publication=on_publication)
+        subscription = subscribe(named)
         try:
             subscription.start()
         except InstanceNameTakenError:
             continue
         return subscription, name
-    subscription = Subscription(identity, members, settings.ledger_dir, on_publication=on_publication)
+    subscription = subscribe(identity)
     subscription.start(patient=True)
     return subscription, identity.instance_name
 

@@ -99,6 +99,6 @@ def _take_slot(settings: Settings, replica: int, version: str, reason: str) -> S
         startup_limit_tokens=UNLIMITED,
         block_tokens=1,
     )
-    subscription, _ = take_slot(identity, settings.gpu_ids or (f"cpu-{replica}",), settings)
-    subscription.acknowledge(unsupported_report(reason))
+    members = settings.gpu_ids or (f"cpu-{replica}",)
+    subscription, _ = take_slot(identity, members, settings, first=unsupported_report(reason))
     return subscription
