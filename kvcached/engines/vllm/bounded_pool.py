@@ -57,6 +57,8 @@ class BoundedPool:
     ) -> None:
         """Follow ``pool``, whose groups have ``block_tokens``, and of which one request may need ``floor`` blocks."""
         with contextlib.ExitStack() as undo:
+            self._resets = WholeForResets(pool, on_fault)
+            undo.callback(self._resets.detach)
             self.idle = IdleBlocks(pool, on_fault)
             undo.callback(self.idle.detach)
             self.cache = BlockPrefixCache(self.idle, block_tokens)
@@ -65,7 +67,7 @@ class BoundedPool:
             self.idle.follow_memory(self.memory)
             self.capped = WithheldBlocks(pool, self.idle, self.cache, self.memory, floor)
             self.policy = self._join(settings, self.cache.token_bytes(workers.shape.row_bytes_of_all_ranks))
-            self._resets = WholeForResets(pool, self.policy, on_fault)
+            self._resets.policy, self._resets.recount = self.policy, self.idle.recount
             undo.pop_all()
 
     @property
@@ -87,10 +89,11 @@ class BoundedPool:
     def detach(self) -> None:
         """Leave the pool to itself, whole."""
         try:
-            self._resets.detach()
+            self._resets.policy = None
             self.capped.restore_all()
         finally:
             self.idle.detach()
+            self._resets.detach()
 
     def _join(self, settings: Settings, token_bytes: int) -> ReplicaPolicy:
         self._idle_blocks = self._used_blocks = 0

@@ -103,6 +103,10 @@ class IdleBlocks:
             block = block.next_free_block
         return found
 
+    def recount(self) -> None:
+        """Count afresh by a walk over the pool's free blocks, after a call that changed them as a whole."""
+        self._free.recount()
+
     def detach(self) -> None:
         """Leave the pool to itself again. The count is void from here on."""
         self._free.detach()

@@ -107,5 +107,5 @@ def test_the_page_says_what_is_not_observed() -> None:
     assert "streaming sessions are not observed" in _note(scheduler)
     scheduler.tree_cache.disable = True
     args.radix_eviction_policy = "lfu"
-    assert "switched off" in _note(scheduler)
+    assert "prefix cache is off" in _note(scheduler)
     assert "lfu" in _note(scheduler)
