@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvcached.values import Bound, BoundReport, Outcome, Update
+from kvcached.values import UNLIMITED, Bound, Outcome, Update, no_cap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class ReplicaPolicy:
         self._clock = clock
         self._put_off = False
         self._token_bytes = token_bytes
-        self._no_cap = BoundReport(Update(0, -1, Bound.CAP), 0, Outcome.UNSUPPORTED_ENGINE, no_cap_reason)
+        self._no_cap = no_cap(no_cap_reason)
         self._note_pending()
 
     @property
@@ -71,7 +71,7 @@ class ReplicaPolicy:
     @property
     def cap_tokens(self) -> int:
         """The cap in force, in tokens; -1 is the whole pool."""
-        return -1 if self.capacity is None else self.capacity.cap_tokens
+        return UNLIMITED if self.capacity is None else self.capacity.cap_tokens
 
     @property
     def returns(self) -> str:

@@ -139,7 +139,13 @@ class BoundReport:
 NO_CAP_REASON = "this release of the plugin does not limit KV capacity"
 NO_RETURNS_REASON = "this release of the plugin returns no memory"
 
-NO_CAP = BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.UNSUPPORTED_ENGINE, NO_CAP_REASON)
+
+def no_cap(reason: str) -> BoundReport:
+    """Return what an engine whose pool cannot be capped, for ``reason``, says of its cap."""
+    return BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.UNSUPPORTED_ENGINE, reason)
+
+
+NO_CAP = no_cap(NO_CAP_REASON)
 """The cap's report of an engine that knows no cap: it is never handed one, and who publishes one is told."""
 
 
@@ -188,6 +194,6 @@ def unsupported_report(reason: str, settled_revision: int = 0) -> Report:
         capacity_tokens=0,
         evicted_tokens=0,
         eviction_errors=0,
-        cap=BoundReport(Update(0, UNLIMITED, Bound.CAP), 0, Outcome.UNSUPPORTED_ENGINE, reason),
+        cap=no_cap(reason),
         returns=reason,
     )
