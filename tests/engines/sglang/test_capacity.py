@@ -239,14 +239,18 @@ def test_an_idle_elastic_engine_holds_its_retained_tokens_and_nothing_else(elast
     began = time.monotonic()
     wait_until(lambda: elastic.status()[0]["resident_bytes"] < 64 << 20, 30, "the pool of a fresh engine is returned")
     say(f"fresh pool returned {time.monotonic() - began:.1f} s after the server was up")
-    low = anonymous_of(elastic)
     fill(elastic, 3000, 24)
-    filled = anonymous_of(elastic)
-    assert filled - low > 200 << 20
+    # The engine's own allocations grow too, with the first requests above all: so what fell is compared with what was
+    # said to be returned, not with what the process held when it was fresh.
+    filled, resident = anonymous_of(elastic), elastic.status()[0]["resident_bytes"]
+    assert resident > 200 << 20
     elastic.apply_limit(0)
     began = time.monotonic()
-    wait_until(lambda: anonymous_of(elastic) - low < 0.05 * (filled - low), 30, "the evicted tokens' memory is back")
-    say(f"evicted {filled - low >> 20} MiB, back after {time.monotonic() - began:.1f} s")
+    most = 0.05 * resident
+    wait_until(lambda: elastic.status()[0]["resident_bytes"] < most, 30, "the evicted tokens' memory is back")
+    returned, fallen = resident - elastic.status()[0]["resident_bytes"], filled - anonymous_of(elastic)
+    say(f"returned {returned >> 20} MiB after {time.monotonic() - began:.1f} s, {fallen >> 20} MiB fell")
+    assert fallen >= 0.95 * returned
     assert elastic.generate(prompt(3001, 600)).cached_tokens == 0
     elastic.apply_limit(-1)
     check_log(elastic)
