@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcached.engines.vllm.governor import Governor
-from kvcached.ledger.subscription import Subscription
+from kvcached.ledger.watcher import LedgerWatcher
 from kvcached.policy import RetentionPolicy
 from kvcached.values import Bound
 
@@ -27,11 +27,11 @@ STAGE = {"woken": 0, "begun": 0, "evicted": 0}
 def register() -> None:
     """Look at the clock at each stage."""
     on_idle, update = Governor.on_idle, RetentionPolicy.update
-    start = Subscription.start
+    start = LedgerWatcher.start
     if hasattr(on_idle, "publication_clock"):
         return
 
-    def timed_start(self: Subscription, *, patient: bool = False) -> None:
+    def timed_start(self: LedgerWatcher, *, patient: bool) -> None:
         wake = self._on_publication
         assert wake is not None
 
@@ -59,4 +59,4 @@ def register() -> None:
     timed_on_idle.publication_clock = True  # type: ignore[attr-defined]
     Governor.on_idle = timed_on_idle  # type: ignore[method-assign]
     RetentionPolicy.update = timed_update  # type: ignore[method-assign]
-    Subscription.start = timed_start  # type: ignore[method-assign]
+    LedgerWatcher.start = timed_start  # type: ignore[method-assign]
