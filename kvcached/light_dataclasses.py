@@ -28,6 +28,9 @@ class _Methods:
     _defaults: dict[str, object]  # of every field, in order; what is required is in it too
 
     def __init__(self, *values: object, **named: object) -> None:
+        if not values and named.keys() == self._defaults.keys():  # the usual call, at half the price of what follows
+            self.__dict__.update(named)
+            return
         fields = dict(zip(self.__match_args__, values))  # noqa: B905 - too many are noticed below
         fields.update(named)
         once = len(fields) == len(values) + len(named)
@@ -43,7 +46,8 @@ class _Methods:
         return f"{type(self).__qualname__}({', '.join(fields)})"
 
     def __eq__(self, other: object) -> bool:
-        return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
+        # Fields alone are in there: nothing else can be set.
+        return self.__dict__ == other.__dict__ if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(_values(self))

@@ -180,12 +180,15 @@ class Handle:
 
     def live_slots(self) -> list[tuple[int, Slot]]:
         """Return the live slots with their indices. Raises :class:`OSError` where it cannot be told who is alive."""
-        slots = ((index, self.read_slot(index)) for index in range(self.slots))
+        raw = self._ffi.new("struct kvl_slot *")
+        slots = ((index, self._read_slot(index, raw)) for index in range(self.slots))
         return [(index, slot) for index, slot in slots if slot is not None]
 
     def read_slot(self, index: int) -> Slot | None:
         """Return one slot, or None if nobody owns it. Raises :class:`OSError` if that cannot be found out."""
-        raw = self._ffi.new("struct kvl_slot *")
+        return self._read_slot(index, self._ffi.new("struct kvl_slot *"))
+
+    def _read_slot(self, index: int, raw: Any) -> Slot | None:
         code = self._lib.kvl_read_slot(self._ledger, index, raw)
         if code == -errno.EAGAIN:  # written to without a pause, which no engine does: not to be read
             return None

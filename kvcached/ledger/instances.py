@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from kvcached.ledger.contents import Slot
     from kvcached.ledger.replicas import Member, Replica
     from kvcached.values import BoundReport, Outcome, Update
 
@@ -178,7 +179,6 @@ def replica_status(replica: Replica, now_ns: int) -> ReplicaStatus:
     """Return the user's view of one replica."""
     slot = replica.slot
     identity, report = slot.identity, slot.report
-    desired = {(member.slot.desired, member.slot.desired_cap) for member in replica.members}
     return ReplicaStatus(
         replica=identity.replica,
         tp_size=identity.tp_size,
@@ -194,7 +194,7 @@ def replica_status(replica: Replica, now_ns: int) -> ReplicaStatus:
         capacity_tokens=report.capacity_tokens,
         evicted_tokens=report.evicted_tokens,
         eviction_errors=report.eviction_errors,
-        split=len(desired) > 1 or bool(replica.missing),
+        split=any(_differs(member.slot, slot) for member in replica.members) or bool(replica.missing),
         members=tuple(map(_member_status, replica.members)),
         missing_members=tuple(replica.missing),
         report_age_s=(now_ns - slot.reported_ns) / 1e9 if slot.reported_ns else None,
@@ -207,6 +207,10 @@ def replica_status(replica: Replica, now_ns: int) -> ReplicaStatus:
         returned_bytes=report.returned_bytes,
         returns=report.returns,
     )
+
+
+def _differs(one: Slot, other: Slot) -> bool:
+    return one.desired != other.desired or one.desired_cap != other.desired_cap
 
 
 def _member_status(member: Member) -> MemberStatus:
