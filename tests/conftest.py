@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.commands import Control
+from support.forked import close_servers
 from support.needs import need_module, need_program
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         need_program(*mark.args)
     for mark in item.iter_markers("needs_module"):
         need_module(*mark.args)
+
+
+def pytest_sessionfinish() -> None:
+    """End the processes that others were forked from."""
+    close_servers()
 
 
 @pytest.fixture

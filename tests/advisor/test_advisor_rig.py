@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from support.commands import wait_for
+from support.forked import popen
 
 from kvcached.control.queries.recommendation import Goal, advise_instance
 
@@ -26,14 +27,14 @@ REQUESTS = 150
 def rig(directory: Path, *arguments: str, **environment: str) -> Iterator[None]:
     """Run an engine until the block ends."""
     command = [sys.executable, "-m", "kvcached.rig", "--instance", "rig", "--ledger-dir", str(directory), *arguments]
-    with subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    process = popen(command, environment={**os.environ, **environment}, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
         assert process.stdout.readline().startswith("ready rig ")
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.communicate(timeout=60)
+        yield
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
     assert process.returncode == 0
 
 

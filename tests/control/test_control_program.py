@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.commands import PATIENCE_S, run, wait_for
+from support.forked import popen
 
 import kvcached
 
@@ -78,7 +79,7 @@ def test_reader_that_went_away_changes_no_exit_code(control: Control, toys: Toys
     expected = control.run(*command)
     read, write = os.pipe()
     os.close(read)
-    process = subprocess.Popen(control.command(*command), stdout=write, stderr=subprocess.PIPE, text=True)
+    process = popen(control.command(*command), stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == expected.returncode or command == ("doctor",)  # other engines come and go meanwhile
@@ -100,7 +101,7 @@ def test_full_disk_changes_no_exit_code_of_what_was_done(control: Control, toys:
         (("metrics",), 1),
     ):
         with Path("/dev/full").open("w") as full:
-            process = subprocess.Popen(control.command(*command), stdout=full, stderr=subprocess.PIPE, text=True)
+            process = popen(control.command(*command), stdout=full, stderr=subprocess.PIPE)
             _, errors = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, command) == (code, command)
         line = errors.splitlines()[-1]

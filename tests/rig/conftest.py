@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.forked import popen
 
 from kvcached.control import get_instances, set_kv_capacity_limit, set_prefix_cache_retention_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from support.forked import Process
 
     from kvcached.control import InstanceStatus
     from kvcached.ledger.publication import PublicationResult
@@ -28,7 +31,7 @@ START_S = 60.0
 class Engine:
     """A running rig, from its ``ready`` line on."""
 
-    def __init__(self, process: subprocess.Popen[str], directory: Path, instance: str) -> None:
+    def __init__(self, process: Process, directory: Path, instance: str) -> None:
         self.process = process
         self.directory = directory
         self.instance = instance
@@ -88,18 +91,17 @@ class Engines:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.started: list[subprocess.Popen[str]] = []
+        self.started: list[Process] = []
 
-    def launch(self, *arguments: str, instance: str = "rig", **environment: str) -> subprocess.Popen[str]:
+    def launch(self, *arguments: str, instance: str = "rig", **environment: str) -> Process:
         """Start ``python -m kvcached.rig`` and return at once."""
         command = [sys.executable, "-m", "kvcached.rig", "--instance", instance, "--check", *arguments]
         command += ["--ledger-dir", str(self.directory / "ledger"), "--report", str(self.directory / "report.json")]
-        process = subprocess.Popen(
+        process = popen(
             command,
-            env={**os.environ, **environment},
+            environment={**os.environ, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         self.started.append(process)
         return process

@@ -10,10 +10,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.forked import ENGINE, popen
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ENGINE = Path(__file__).parent / "toy_engine.py"
+    from support.forked import Process
+
 AS_USER = Path(__file__).parent / "as_user.py"
 PATIENCE_S = 30.0
 """How long anything may take on a loaded machine before a test fails."""
@@ -47,17 +50,16 @@ class Control:
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program with more environment, and make sure that nobody sees a traceback."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-    result = subprocess.run(
+    process = popen(
         command,
-        env={**inherited, "PYTHONWARNINGS": "error", **environment},
-        capture_output=True,
-        text=True,
+        environment={**inherited, "PYTHONWARNINGS": "error", **environment},
         stdin=subprocess.DEVNULL,
-        timeout=PATIENCE_S,
-        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    assert "Traceback" not in result.stderr, result.stderr
-    return result
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in errors, errors
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 class Toys:
@@ -65,9 +67,9 @@ class Toys:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.started: list[subprocess.Popen[str]] = []
+        self.started: list[Process] = []
 
-    def start(self, *instances: str, **options: str | int) -> subprocess.Popen[str]:
+    def start(self, *instances: str, **options: str | int) -> Process:
         """Start one process with these instances, and wait until all of them are registered."""
         process = self.launch(*instances, **options)
         assert process.stdout is not None
@@ -75,7 +77,7 @@ class Toys:
         assert line == f"ready {self.directory}\n", line
         return process
 
-    def launch(self, *instances: str, **options: str | int) -> subprocess.Popen[str]:
+    def launch(self, *instances: str, **options: str | int) -> Process:
         """Start one process with these instances, and return at once."""
         command = [sys.executable, str(ENGINE), "--ledger-dir", str(self.directory)]
         for instance in instances:
@@ -83,7 +85,7 @@ class Toys:
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         with (self.directory.parent / f"engine-{len(self.started)}.log").open("w") as log:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+            process = popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
         self.started.append(process)
         return process
 
