@@ -17,6 +17,7 @@ from support.toys import ToyCache, identity, poll_now
 from crash.dying import GPUS
 from kvcached.ledger.instances import get_instances
 from kvcached.ledger.publication import publish
+from kvcached.ledger.registration import Beginning, register
 from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
 from kvcached.values import Bound, Update
@@ -170,10 +171,9 @@ def test_crashed_registration_hinders_neither_engines_nor_publishers(
     clock = Clock()
 
     def register_other(name: str) -> None:
-        other = Subscription(identity(name), GPUS, str(ledger_dir))
-        other.start()
-        assert other.registered
-        other.close()
+        # Without the thread of a subscription, which may take a second to notice that it is closed at once.
+        beginning = Beginning((Update(0, 16000),))
+        register(identity(name), GPUS, str(ledger_dir), beginning).close()
 
     def check(_call: str) -> None:
         assert {instance.name for instance in get_instances(ledger_dir)} - {"newcomer"} == {"engine"}
