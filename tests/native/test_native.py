@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -18,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 SOURCES = [str(path) for path in sorted(NATIVE.glob("*.c"))]
 TESTS = [str(path) for path in sorted((NATIVE / "tests").glob("*.c"))]
+KEPT = NATIVE / "build" / "tests"
+"""Where compiled tests are kept; nothing of it is part of the repository."""
 LIBRARY = ROOT / "kvcached" / "ledger" / "libkvledger.so"
 STRICT = ["-std=c11", "-g", "-pthread", "-Wall", "-Wextra", "-Wconversion", "-Werror"]
 STRICTEST = [*STRICT, "-Wcast-qual", "-Wpedantic", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes"]
@@ -53,13 +56,25 @@ def any_compiler() -> str:
     return next(filter(shutil.which, COMPILERS), None) or need(COMPILERS[0])
 
 
-def build(compiler: str, flags: list[str], target: Path) -> Path:
-    """Compile the tests together with the library, where the compiler is at hand with that sanitizer's library."""
+def build(compiler: str, flags: list[str]) -> Path:
+    """Compile the tests together with the library, where the compiler is at hand with that sanitizer's library.
+
+    A program is kept under a hash of its sources, compiler and flags, and compiled again when one of them changes.
+    """
     need(compiler)
-    result = run([compiler, *STRICT, *flags, "-o", str(target), *SOURCES, *TESTS])
-    if result.returncode != 0 and re.search(r"cannot find .*(asan|tsan|ubsan|clang_rt)", result.stderr):
-        lack(f"{compiler}'s library for {flags} (Debian: apt-get install libclang-rt-dev)")
-    assert result.returncode == 0, result.stderr
+    command = [compiler, *STRICT, *flags]
+    digest = hashlib.sha256(repr([command, run([compiler, "--version"]).stdout]).encode())
+    for path in sorted([*NATIVE.glob("*.[ch]"), *(NATIVE / "tests").glob("*.[ch]")]):
+        digest.update(path.name.encode() + path.read_bytes())
+    target = KEPT / digest.hexdigest()[:20]
+    if not target.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        fresh = target.with_suffix(f".{os.getpid()}")
+        result = run([*command, "-o", str(fresh), *SOURCES, *TESTS])
+        if result.returncode != 0 and re.search(r"cannot find .*(asan|tsan|ubsan|clang_rt)", result.stderr):
+            lack(f"{compiler}'s library for {flags} (Debian: apt-get install libclang-rt-dev)")
+        assert result.returncode == 0, result.stderr
+        fresh.rename(target)
     return target
 
 
@@ -87,12 +102,12 @@ def test_c_tests_hold(compiler: str, kind: str, tmp_path: Path) -> None:
     flags = list(BUILDS[kind])
     if compiler == "gcc" and kind == "thread":
         flags.append("-Wno-tsan")  # it does not model fences; what they order is read by the kernel
-    run_tests(build(compiler, flags, tmp_path / "tests"), tmp_path / "files", STRESS_MS[kind])
+    run_tests(build(compiler, flags), tmp_path / "files", STRESS_MS[kind])
 
 
 def test_c_tests_hold_with_musl(tmp_path: Path) -> None:
     """Every C test passes with the second libc, linked statically."""
-    run_tests(build("musl-gcc", ["-O2", "-DKVL_CRASH_POINTS", *MUSL], tmp_path / "tests"), tmp_path / "files", "50")
+    run_tests(build("musl-gcc", ["-O2", "-DKVL_CRASH_POINTS", *MUSL]), tmp_path / "files", "50")
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
