@@ -18,7 +18,7 @@ from kvcached.values import Identity, Outcome, Report, Update
 if TYPE_CHECKING:
     from pathlib import Path
 
-CYCLES = int(os.environ.get("KVCACHED_TEST_CYCLES", "150"))
+CYCLES = int(os.environ.get("KVCACHED_TEST_CYCLES", "60"))
 """How often; set it for a long run."""
 
 GPUS = ("cpu-0", "cpu-1")

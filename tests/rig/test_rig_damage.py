@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 BACK_WITHIN_S = 2.0
 """What is promised; asserted with more, because a loaded machine may not run the engine for a while."""
 PATIENCE_S = 20.0
+ROUNDS = int(os.environ.get("KVCACHED_TEST_DAMAGES", "1"))
+"""How often each damage is done; set it for a long run."""
 GPUS = [f"cpu-{index}" for index in range(4)]
 
 
@@ -108,7 +110,7 @@ def test_damaged_ledgers_set_no_limit_and_control_comes_back(engines: Engines, t
     foreign = other_ledger(tmp_path)
     published: dict[int, set[int]] = {}
     in_force = 16000
-    for turn, damage in enumerate(rng.sample([*DAMAGES, *DAMAGES], 2 * len(DAMAGES))):
+    for turn, damage in enumerate(rng.sample([*DAMAGES] * ROUNDS, ROUNDS * len(DAMAGES))):
         limit = 1000 * (turn + 1)
         member = rng.randrange(4)
         old = ledgers[member].read_bytes()
