@@ -129,6 +129,8 @@ class Subscription:
         """Return whether something is unsettled, after a sleep on the doorbell unless that was so at once."""
         try:
             seen = registration.bell()  # before looking for what it announces
+            if self._watcher.stopping.is_set():
+                return False  # as in the watcher: ``seen`` may count the ring of :meth:`close`
             if self._settlement.look(registration):
                 return True
             # A publisher killed between its last store and the doorbell leaves nothing to hear: look by oneself, too.

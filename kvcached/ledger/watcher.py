@@ -79,6 +79,8 @@ class LedgerWatcher:
         try:
             while not self.stopping.is_set() and time.monotonic() < deadline:
                 seen = registration.bell()  # before looking for what it announces
+                if self.stopping.is_set():
+                    return  # set before the ring that ends this sleep, which ``seen`` may count already
                 if self._settlement.look(registration) and self._on_publication is not None:
                     self._on_publication()
                 registration.sleep(seen, deadline)

@@ -20,7 +20,7 @@ from kvcached.ledger import binding
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.instances import get_instances
 from kvcached.ledger.publication import publish
-from kvcached.ledger.registration import InstanceNameTakenError
+from kvcached.ledger.registration import InstanceNameTakenError, Registration
 from kvcached.ledger.subscription import Subscription
 from kvcached.policy import RetentionPolicy
 from kvcached.values import Outcome, Update
@@ -437,6 +437,32 @@ def test_close_ends_a_wait_in_another_thread(subscribe: Callable[..., Subscripti
     subscription.close()
     waiter.join(PATIENCE_S)
     assert answers == [False]
+
+
+def test_nobody_sleeps_on_a_bell_that_was_read_after_close_may_have_rung_it(
+    subscribe: Callable[..., Subscription], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the watcher nor a wait does: that ring is counted already, and no other would end their sleep."""
+    subscription = subscribe()
+    read_after: set[int] = set()
+    slept: set[int] = set()
+    read = Registration.bell
+
+    def read_late(registration: Registration) -> int:
+        subscription._watcher.stopping.set()
+        read_after.add(threading.get_ident())
+        return read(registration)
+
+    def sleep(_registration: Registration, _seen: int, _deadline: float) -> None:
+        if threading.get_ident() in read_after:
+            slept.add(threading.get_ident())
+
+    monkeypatch.setattr(Registration, "sleep", sleep)
+    monkeypatch.setattr(Registration, "bell", read_late)
+    assert not subscription.wait(time.monotonic() + 60)
+    subscription.close()
+    assert threading.get_ident() in read_after
+    assert not slept
 
 
 def test_wait_on_a_cut_ledger_sleeps_and_keeps_its_deadline(
