@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcached.engines.vllm.process import engine_core_settings, holds_engine_core, replica_by_name, replica_of
 from kvcached.engines.vllm.slot import take_slot
+from kvcached.guards import call_guarded, log_fault
 from kvcached.values import UNLIMITED, Identity, unsupported_report
 
 if TYPE_CHECKING:
@@ -69,21 +70,16 @@ def announce(reason: str) -> None:
 
 def leave_alone(settings: Settings, engine: Any, version: str, reason: str) -> Uncontrolled:  # noqa: ANN401 - vLLM's EngineCore
     """Register ``engine`` as one that applies nothing, for ``reason``; never raises."""
-    try:
-        return Uncontrolled(_take_slot(settings, replica_of(engine), version, reason))
-    except Exception:  # noqa: BLE001 - the engine has to serve, also where nobody can be told
-        _log.warning("this engine serves without run-time control, and has no ledger slot to say so", exc_info=True)
-        return Uncontrolled()
+    unsaid = log_fault(_log.warning, "this engine serves without run-time control, and has no ledger slot to say so")
+    return Uncontrolled(call_guarded(unsaid, lambda: _take_slot(settings, replica_of(engine), version, reason)))
 
 
 def report_failure(subscription: Subscription | None, reason: str) -> Uncontrolled:
     """Let the slot of an engine core whose control ended show ``reason``, until it shuts down; never raises."""
     if subscription is None:
         return Uncontrolled()
-    try:
-        subscription.acknowledge(unsupported_report(reason))
-    except Exception:  # noqa: BLE001 - the last resort of a plugin that failed already
-        _log.warning("and the ledger slot could not be updated", exc_info=True)
+    unsaid = log_fault(_log.warning, "and the ledger slot could not be updated")
+    call_guarded(unsaid, subscription.acknowledge, unsupported_report(reason))
     return Uncontrolled(subscription)
 
 
