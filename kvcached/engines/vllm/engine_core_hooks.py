@@ -39,20 +39,29 @@ _MARK = "_kvcached_hooked"
 
 
 def install() -> None:
-    """Resolve all targets and install the hooks, or none; idempotent. Raises ``StartRefused``, ``SettingsError``."""
+    """Resolve all targets and install the hooks, or none; idempotent. Raises ``StartRefused``, ``SettingsError``.
+
+    vLLM's loader of plugins passes everything else on, too, so nothing else is raised.
+    """
     settings = engine_core_settings()
     log_beside_vllm()
-    try:
-        targets = resolve_targets()
-        if hasattr(targets.engine_core, _MARK):
-            return
-        check_pool_model(targets.block_pool)
-    except UnsupportedEngineError as error:
-        if settings.strict:
-            message = f"KVCACHED_STRICT=1, and this vLLM cannot be controlled: {error}"
-            raise StartRefusedError(message) from error
-        uncontrolled_engine.announce(str(error))
+    call_guarded(functools.partial(_announce, settings), _install, settings)
+
+
+def _announce(settings: Settings, error: Exception) -> None:
+    """Say why no engine core of this process is controlled, or refuse its start."""
+    reason = _reason_of(error)
+    if settings.strict:
+        message = f"KVCACHED_STRICT=1, and this vLLM cannot be controlled: {reason}"
+        raise StartRefusedError(message) from error
+    uncontrolled_engine.announce(reason)
+
+
+def _install(settings: Settings) -> None:
+    targets = resolve_targets()
+    if hasattr(targets.engine_core, _MARK):
         return
+    check_pool_model(targets.block_pool)
     setattr(targets.engine_core, _MARK, True)  # on the class: others may wrap our hooks in turn
     _wrap(targets.engine_core, "post_step", functools.partial(_after_step, targets))
     _wrap(targets.engine_core, "get_supported_tasks", functools.partial(_once_built, targets))
@@ -134,13 +143,18 @@ def _leave_alone(settings: Settings, engine: Any, version: str, error: Exception
     """Return the stand-in for an engine that ``error`` kept from being controlled, or refuse its start."""
     if isinstance(error, StartRefusedError):
         raise error
-    reason = str(error)
-    if not isinstance(error, UnsupportedEngineError):
-        reason = f"{type(error).__name__}: {error}"
-        _log.info("the error that kept this engine from being controlled:", exc_info=error)
+    reason = _reason_of(error)
     if settings.strict:
         raise _refusal(reason) from error
     return uncontrolled_engine.leave_alone(settings, engine, version, reason)
+
+
+def _reason_of(error: Exception) -> str:
+    """Return what users are told, and log the traceback of what nobody expected."""
+    if isinstance(error, UnsupportedEngineError):
+        return str(error)
+    _log.info("the error that kept this engine from being controlled:", exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _refusal(reason: str) -> StartRefusedError:

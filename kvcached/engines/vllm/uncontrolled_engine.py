@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+NO_SLOT = "this engine serves without run-time control, and has no ledger slot to say so"
+
 _subscriptions: list[Subscription] = []
 """Keeps the slot of a process whose vLLM cannot be controlled at all alive as long as the process lives."""
 
@@ -32,7 +34,10 @@ class _Announcement:
         if not holds_engine_core() or _subscriptions:
             return
         settings = engine_core_settings()
-        _subscriptions.append(_take_slot(settings, replica_by_name(), "unknown", self.reason))
+        unsaid = log_fault(_log.warning, NO_SLOT)
+        subscription = call_guarded(unsaid, _take_slot, settings, replica_by_name(), "unknown", self.reason)
+        if subscription is not None:
+            _subscriptions.append(subscription)
 
 
 _announcements: list[_Announcement] = []
@@ -70,7 +75,7 @@ def announce(reason: str) -> None:
 
 def leave_alone(settings: Settings, engine: Any, version: str, reason: str) -> Uncontrolled:  # noqa: ANN401 - vLLM's EngineCore
     """Register ``engine`` as one that applies nothing, for ``reason``; never raises."""
-    unsaid = log_fault(_log.warning, "this engine serves without run-time control, and has no ledger slot to say so")
+    unsaid = log_fault(_log.warning, NO_SLOT)
     return Uncontrolled(call_guarded(unsaid, lambda: _take_slot(settings, replica_of(engine), version, reason)))
 
 
