@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from kvcached.bound_policy import BoundPolicy
+from kvcached.guards import call_guarded
 from kvcached.policy import DEFAULT_CHUNK_TOKENS
 from kvcached.values import UNLIMITED, Bound, BoundReport, Outcome, Update
 
@@ -67,7 +69,7 @@ class MemoryProgress(Protocol):
         """Whether memory is still on its way back; ends also where it cannot be returned."""
 
 
-class CapacityPolicy:
+class CapacityPolicy(BoundPolicy):
     """How many tokens of KV this process may hold, and the steps that keep it there.
 
     Free blocks are taken first, then idle ones are evicted through ``retention``; blocks that requests hold are taken
@@ -87,19 +89,13 @@ class CapacityPolicy:
 
         A startup cap below the floor is refused with a warning, and the whole pool is used.
         """
-        self.draining = False
-        """Whether the engine has to keep stepping, idle or not: blocks or memory are still on their way."""
+        super().__init__(Update(0, UNLIMITED, Bound.CAP))
         self._pool = pool
         self._retention = retention
         self._memory = memory
         self._chunk_tokens = chunk_tokens
-        self._applied = Update(0, UNLIMITED, Bound.CAP)
-        self._settled_revision = 0
-        self._outcome = Outcome.STARTUP
-        self._reason = ""
         self._short = False
         self._lifted = False
-        self._logged_errors: set[type[BaseException]] = set()
         if startup_cap_tokens >= 0:
             self._start(Update(0, startup_cap_tokens, Bound.CAP))
 
@@ -109,11 +105,6 @@ class CapacityPolicy:
         return self._applied.limit_tokens
 
     @property
-    def settled_revision(self) -> int:
-        """The newest revision that was applied or rejected here."""
-        return self._settled_revision
-
-    @property
     def short(self) -> bool:
         """Whether blocks are missing that requests hold: :meth:`on_release` has something to do."""
         return self._short
@@ -121,37 +112,17 @@ class CapacityPolicy:
     def update(self, update: Update) -> None:
         """Take ``update`` over: store it first, then take or give back the first chunk of blocks.
 
-        A cap below the floor is rejected, and the one in force stays. A cap above the pool is the whole pool. A
-        revision that is not newer than the settled one is ignored.
+        A cap below the floor is rejected, and the one in force stays. A cap above the pool is the whole pool.
         """
-        if update.revision <= self._settled_revision:
-            return
         refusal = self._below_floor(update)
         if refusal:
             self.reject(update, Outcome.REJECTED_BELOW_FLOOR, refusal)
-            return
-        self._settled_revision = update.revision
-        self._applied = update
-        self._reason = ""
-        self._enforce()
-
-    def reject(self, update: Update, outcome: Outcome, reason: str) -> None:
-        """Settle ``update`` without applying it; the cap in force stays."""
-        if update.revision <= self._settled_revision:
-            return
-        self._settled_revision = update.revision
-        self._outcome = outcome
-        self._reason = reason
-        _log.warning("revision %d of the cap (%d) rejected: %s", update.revision, update.limit_tokens, reason)
+        else:
+            super().update(update)
 
     def on_release(self) -> None:
         """Take the blocks that a request released, if the cap still lacks some. Call before others can get them."""
         if self._short:
-            self._enforce()
-
-    def on_step(self) -> None:
-        """Go on with what is done in chunks; does nothing otherwise. Call once per scheduler step."""
-        if self.draining:
             self._enforce()
 
     def lift(self) -> None:
@@ -177,7 +148,7 @@ class CapacityPolicy:
             self._outcome, self._reason = Outcome.REJECTED_BELOW_FLOOR, refusal
             _log.warning("the startup cap %d is not applied: %s", startup.limit_tokens, refusal)
             return
-        self._applied = startup
+        self._store(startup)
         self._conclude(Outcome.APPLYING, draining=True)
 
     def _below_floor(self, update: Update) -> str:
@@ -188,11 +159,10 @@ class CapacityPolicy:
 
     def _enforce(self) -> None:
         """Move one chunk of blocks towards what the cap wants, and note what came of it."""
-        try:
-            missing, moved = self._move()
-        except Exception as error:  # noqa: BLE001 - the engine's own calls may raise anything; serving must go on
-            self._note_failure(error)
+        done = call_guarded(self._fail, self._move)
+        if done is None:
             return
+        missing, moved = done
         self._short = missing > 0
         if missing > 0:
             self._conclude(Outcome.APPLYING, "" if moved else HELD_REASON.format(missing), draining=moved > 0)
@@ -227,20 +197,6 @@ class CapacityPolicy:
             return 0
         return max(self._pool.pool_tokens() - cap, 0)
 
-    def _conclude(self, outcome: Outcome, reason: str = "", *, draining: bool) -> None:
-        """Note the end of an enforcement; a rejection stays visible until the next update."""
-        self.draining = draining
-        if self._settled_revision > self._applied.revision:
-            return
-        if self._settled_revision == 0 and outcome is Outcome.APPLIED:
-            outcome = Outcome.STARTUP
-        self._outcome = outcome
-        self._reason = reason
-
-    def _note_failure(self, error: Exception) -> None:
-        """Note that blocks could not be moved; it is tried again at the next update or release, never by the clock."""
+    def _fail(self, error: Exception) -> None:
         self._short = True
-        self._conclude(Outcome.EVICTION_FAILED, f"{type(error).__name__}: {error}", draining=False)
-        if type(error) not in self._logged_errors:
-            self._logged_errors.add(type(error))
-            _log.exception("the cap %d is not reached; next try at the next release", self.cap_tokens)
+        super()._fail(error)

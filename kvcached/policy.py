@@ -9,9 +9,10 @@ All methods are for the scheduler's own thread.
 
 from __future__ import annotations
 
-import logging
-from typing import Protocol
+from typing import NoReturn, Protocol
 
+from kvcached.bound_policy import BoundPolicy
+from kvcached.guards import call_guarded
 from kvcached.values import UNLIMITED, Outcome, Report, Update, kept_tokens
 
 DEFAULT_CHUNK_TOKENS = 65536
@@ -19,8 +20,6 @@ DEFAULT_CHUNK_TOKENS = 65536
 
 Measured on 2 cores: vLLM's block pool drops 65,536 tokens in blocks of 16 within about 5 ms.
 """
-
-_log = logging.getLogger(__name__)
 
 
 class PrefixCache(Protocol):
@@ -49,7 +48,7 @@ class PrefixCache(Protocol):
         """
 
 
-class RetentionPolicy:
+class RetentionPolicy(BoundPolicy):
     """How many idle tokens this process may retain, and the steps that keep it there."""
 
     def __init__(
@@ -60,72 +59,29 @@ class RetentionPolicy:
         chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
     ) -> None:
         """Govern ``cache``, retaining at most ``startup_limit_tokens`` until the first update."""
-        self.draining = False
-        """Whether a drop is still in progress, in chunks: the engine has to keep stepping, idle or not."""
+        startup = Update(0, max(startup_limit_tokens, UNLIMITED))
+        super().__init__(startup)
         self._cache = cache
         self._chunk_tokens = chunk_tokens
-        self._apply(Update(0, max(startup_limit_tokens, UNLIMITED)))
-        self._settled_revision = 0
-        self._outcome = Outcome.STARTUP
-        self._reason = ""
         self._evicted_tokens = 0
         self._eviction_errors = 0
-        self._logged_errors: set[type[BaseException]] = set()
+        self._store(startup)
 
     @property
     def limit_tokens(self) -> int:
         """The limit in force, in tokens; -1 is unlimited."""
         return self._applied.limit_tokens
 
-    @property
-    def settled_revision(self) -> int:
-        """The newest revision that was applied or rejected here."""
-        return self._settled_revision
-
-    def update(self, update: Update) -> None:
-        """Take ``update`` over: store it first, then evict the first chunk of the excess.
-
-        A revision that is not newer than the settled one is ignored, so delivering an update twice does no harm.
-        """
-        if update.revision <= self._settled_revision:
-            return
-        self._settled_revision = update.revision
-        self._apply(update)
-        self._reason = ""
-        self._enforce()
-
-    def _apply(self, update: Update) -> None:
-        self._applied = update
-        self._kept_tokens = kept_tokens(update.limit_tokens, self._cache.block_tokens)  # once, not at each release
-
-    def reject(self, update: Update, outcome: Outcome, reason: str) -> None:
-        """Settle ``update`` without applying it; the limit in force stays."""
-        if update.revision <= self._settled_revision:
-            return
-        self._settled_revision = update.revision
-        self._outcome = outcome
-        self._reason = reason
-        _log.warning("revision %d (limit %d) rejected: %s", update.revision, update.limit_tokens, reason)
-
     def on_release(self) -> None:
         """Keep to the limit after a request released its blocks."""
         self._enforce()
-
-    def on_step(self) -> None:
-        """Continue a drop that is in progress; does nothing otherwise. Call once per scheduler step."""
-        if self.draining:
-            self._enforce()
 
     def make_room(self, tokens: int) -> int:
         """Evict ``tokens`` idle tokens for the cap, or as many as there are, and return how many.
 
         They are counted with the others. What the cache raises is counted, logged once per kind, and raised again.
         """
-        try:
-            evicted = self._cache.evict(tokens)
-        except Exception as error:
-            self._count_failure(error)
-            raise
+        evicted = call_guarded(self._fail_to_make_room, self._cache.evict, tokens)
         self._evicted_tokens += evicted
         return evicted
 
@@ -144,17 +100,18 @@ class RetentionPolicy:
             eviction_errors=self._eviction_errors,
         )
 
+    def _store(self, update: Update) -> None:
+        super()._store(update)
+        self._kept_tokens = kept_tokens(update.limit_tokens, self._cache.block_tokens)  # once, not at each release
+
     def _enforce(self) -> None:
         """Evict one chunk of the excess, and note what came of it."""
         excess = self._excess_tokens()
         if excess <= 0:
             self._conclude(Outcome.APPLIED, draining=False)
             return
-        try:
-            evicted = self._cache.evict(min(excess, self._chunk_tokens))
-        except Exception as error:  # noqa: BLE001 - the engine's eviction path may raise anything; serving must go on
-            self._count_failure(error)
-            self._note_failure(error)
+        evicted = call_guarded(self._fail, self._cache.evict, min(excess, self._chunk_tokens))
+        if evicted is None:
             return
         self._evicted_tokens += evicted
         if self._excess_tokens() <= 0:
@@ -169,28 +126,12 @@ class RetentionPolicy:
         kept = self._kept_tokens
         return 0 if kept < 0 else self._cache.idle_tokens() - kept
 
-    def _conclude(self, outcome: Outcome, *, draining: bool) -> None:
-        """Note the end of an enforcement; a standing rejection stays visible until the next update."""
-        self.draining = draining
-        if self._settled_revision > self._applied.revision:
-            return
-        if self._settled_revision == 0 and outcome is Outcome.APPLIED:
-            outcome = Outcome.STARTUP
-        self._outcome = outcome
-        self._reason = ""
-
-    def _note_failure(self, error: Exception) -> None:
-        """Note that the limit is not kept; it is tried again at the next update or release, never by the clock."""
-        self.draining = False
-        if self._settled_revision == self._applied.revision:
-            self._outcome = Outcome.EVICTION_FAILED
-            self._reason = f"{type(error).__name__}: {error}"
-
-    def _count_failure(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         self._eviction_errors += 1
-        if type(error) not in self._logged_errors:
-            self._logged_errors.add(type(error))
-            _log.exception(
-                "eviction failed; the limit %d stays, and eviction is tried again at the next release",
-                self.limit_tokens,
-            )
+        super()._fail(error)
+
+    def _fail_to_make_room(self, error: Exception) -> NoReturn:
+        """Count it; the outcome is the cap's to report, and the limit's stays."""
+        self._eviction_errors += 1
+        self._log_once(error)
+        raise error

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from kvcached.advisor.page import STOPPED, WATCHING, Page, PageWindow
+from kvcached.guards import call_guarded, log_fault
 from kvcached.ledger.directory import LedgerDirectoryError
 
 if TYPE_CHECKING:
@@ -53,11 +54,7 @@ class Figures:
 
 def attempt(build: Callable[[], _T]) -> _T | None:
     """Return what ``build`` makes; log and return None if it cannot, for an engine serves without an advisor, too."""
-    try:
-        return build()
-    except Exception:  # noqa: BLE001 - see above: whatever an engine lacks or raises, it has to serve
-        _log.warning("the advisor could not be started; serving is not affected", exc_info=True)
-        return None
+    return call_guarded(log_fault(_log.warning, "the advisor could not be started; serving is not affected"), build)
 
 
 class Observer:
@@ -101,10 +98,7 @@ class Observer:
         if estimator is None:
             return
         self._changed = True
-        try:
-            event(estimator, *args, **named)
-        except Exception as error:  # noqa: BLE001 - an advisor must never be the end of an engine
-            self._stop(error)
+        call_guarded(self._stop, event, estimator, *args, **named)
 
     def tick(self, *, idle: bool = False) -> None:
         """Look at the engine's figures and write the page, when due. Call once per step; nearly always it is not due.
@@ -115,6 +109,13 @@ class Observer:
         if now < self._next_sample and not idle:
             return
         self._next_sample = now + SAMPLE_S
+        call_guarded(self._stop, self._look, now, idle=idle)
+
+    def close(self) -> None:
+        """Remove the page."""
+        self._writer.close()
+
+    def _look(self, now: float, *, idle: bool) -> None:
         try:
             figures = self._figures_of()
             if figures.active_tokens > 0:  # what an idle engine does not need says nothing of a busy one
@@ -128,12 +129,6 @@ class Observer:
         except (OSError, LedgerDirectoryError) as error:
             self._next_write = now + RETRY_S
             _log.warning("the advisor's page could not be written (will try again): %s", error)
-        except Exception as error:  # noqa: BLE001 - see above
-            self._stop(error)
-
-    def close(self) -> None:
-        """Remove the page."""
-        self._writer.close()
 
     def _write(self, figures: Figures) -> None:
         place = self._place_of()

@@ -1,8 +1,9 @@
 """What runs in the process that holds the tensors: give pages back with ``madvise``, and find what stands against it.
 
-Standard library only, no state, nothing but plain tuples in and out: ``cloudpickle.register_pickle_by_value`` on this
-module lets an engine's plugin send these functions to a worker process that does not have this package. They never
-raise. They have to be called in order with the engine's steps: a row that is used again before the call would be wiped.
+Standard library and ``kvcached.guards`` only, no state, nothing but plain tuples in and out:
+``cloudpickle.register_pickle_by_value`` on both modules lets an engine's plugin send :func:`return_rows` and
+:func:`prepare` to a worker process that does not have this package. These two never raise. Rows have to be returned in
+order with the engine's steps: one that is used again before the call would be wiped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import errno
 import mmap
 import os
 from typing import TYPE_CHECKING
+
+from kvcached.guards import call_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -48,18 +51,23 @@ def return_rows(regions: Sequence[tuple[int, int, int]], runs: Iterable[tuple[in
     page that two runs share is kept. Returns the bytes whose memory is back, and why the rest is not: ``""`` where only
     the parts of pages at the ends of runs are missing. After the first refusal the rest of that region is left alone.
     """
-    returned = 0
+    returned: list[int] = []
+    reason = call_guarded(name_error, advise_regions, regions, runs, returned)
+    return sum(returned), reason
+
+
+def advise_regions(
+    regions: Sequence[tuple[int, int, int]], runs: Iterable[tuple[int, int]], returned: list[int]
+) -> str:
+    """Return the memory of ``runs`` in all regions and put the bytes of each in ``returned``; the first refusal."""
+    pieces = list(runs)
+    libc = ctypes.CDLL(None, use_errno=True)
     reason = ""
-    try:
-        pieces = list(runs)
-        libc = ctypes.CDLL(None, use_errno=True)
-        for region in regions:
-            given, refusal = advise_region(libc, region, pieces)
-            returned += given
-            reason = reason or refusal
-    except Exception as error:  # noqa: BLE001 - runs inside an engine's worker, which must not fail by it
-        reason = reason or f"{type(error).__name__}: {error}"
-    return returned, reason
+    for region in regions:
+        given, refusal = advise_region(libc, region, pieces)
+        returned.append(given)
+        reason = reason or refusal
+    return reason
 
 
 def advise_region(libc: ctypes.CDLL, region: tuple[int, int, int], runs: Sequence[tuple[int, int]]) -> tuple[int, str]:
@@ -100,12 +108,14 @@ def prepare(regions: Sequence[tuple[int, int, int]]) -> str:
     pages are possible, the regions are told to do without from now on: a huge page of which a part is returned keeps
     its whole memory until the machine is short of it.
     """
-    try:
-        obstacle = find_obstacle(regions)
-        if not obstacle:
-            avoid_huge_pages(regions)
-    except Exception as error:  # noqa: BLE001 - see return_rows
-        return f"its memory cannot be looked at ({type(error).__name__}: {error})"
+    return call_guarded(name_obstacle, get_ready, regions)
+
+
+def get_ready(regions: Sequence[tuple[int, int, int]]) -> str:
+    """Do what :func:`prepare` does; may raise."""
+    obstacle = find_obstacle(regions)
+    if not obstacle:
+        avoid_huge_pages(regions)
     return obstacle
 
 
@@ -141,3 +151,13 @@ def avoid_huge_pages(regions: Sequence[tuple[int, int, int]]) -> None:
     for region in regions:
         for start, stop in pages_inside(region, [(0, region[2])], PAGE_BYTES):
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_NOHUGEPAGE)
+
+
+def name_error(error: Exception) -> str:
+    """Return a reason for memory that is not returned because of ``error``."""
+    return f"{type(error).__name__}: {error}"
+
+
+def name_obstacle(error: Exception) -> str:
+    """Return an obstacle to all returns, because of ``error``."""
+    return f"its memory cannot be looked at ({name_error(error)})"

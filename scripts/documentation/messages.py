@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent.parent
 KINDS = ("raised", "printed", "logged", "help", "doctor", "text")
 
 _PRINTING = {"print", "say", "complain", "write", "error", "exit"}
-_LOGGING = {"debug", "info", "warning", "exception", "critical", "warning_once"}
+_LOGGING = {"debug", "info", "warning", "exception", "critical", "warning_once", "log_fault"}
 _HELPING = {"help", "description", "epilog", "usage"}
 _C_STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 _TWO_WORDS = re.compile(r"[A-Za-z]{2,}[^A-Za-z]* [^A-Za-z]*[A-Za-z]{2,}")

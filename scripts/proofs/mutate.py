@@ -33,6 +33,7 @@ PYTHON_TESTS = {
     "kvcached/ledger/subscription.py": ["tests/core/test_subscription.py", "tests/hazards", "tests/history"],
     "kvcached/ledger/watcher.py": ["tests/core/test_subscription.py", "tests/hazards", "tests/history"],
     "kvcached/policy.py": ["tests/core/test_policy.py"],
+    "kvcached/bound_policy.py": ["tests/core/test_policy.py", "tests/core/test_capacity.py"],
 }
 UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")  # as the sanitized runs of the tests do
 C_FILES = [f"native/{name}.c" for name in ("slot", "file", "bell", "audit", "isolate")]

@@ -145,7 +145,7 @@ def test_engine_logs_each_update_once(control: Control, toys: Toys, tmp_path: Pa
     assert log.count("INFO kvcached.ledger.subscription revision 1 applied: limit 5000 tokens, 4992 idle\n") == 1
     assert log.count("INFO kvcached.ledger.subscription revision 2 applied: no limit, 4992 idle\n") == 1
     log = (tmp_path / "engine-1.log").read_text()
-    assert log.count("WARNING kvcached.policy revision 1 (limit 5000) rejected: pp_size is 2") == 1
+    assert log.count("WARNING kvcached.bound_policy revision 1 (limit 5000) rejected: pp_size is 2") == 1
     assert " applied: " not in log
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import cloudpickle
 import pytest
 
+from kvcached import guards
 from kvcached.memory import madvise
 from kvcached.memory.kernel_figures import anonymous_bytes, cgroup_bytes, minor_faults, resident_bytes
 from kvcached.memory.madvise import find_obstacle, prepare, return_rows
@@ -172,11 +173,13 @@ print(functions["prepare"]([region]), functions["return_rows"]([region], [(0, 8)
 
 def test_functions_travel_by_value_to_a_process_without_this_package(tmp_path: Path) -> None:
     """A worker of an engine needs nothing but the standard library to return memory."""
-    cloudpickle.register_pickle_by_value(madvise)
+    for module in (guards, madvise):
+        cloudpickle.register_pickle_by_value(module)
     try:
         payload = cloudpickle.dumps({"prepare": prepare, "return_rows": return_rows})
     finally:
-        cloudpickle.unregister_pickle_by_value(madvise)
+        for module in (guards, madvise):
+            cloudpickle.unregister_pickle_by_value(module)
     packages = cloudpickle.__path__[0].rpartition("/")[0]
     (tmp_path / "cloudpickle").symlink_to(packages + "/cloudpickle")
     command = [sys.executable, "-S", "-c", FOREIGN_WORKER]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvcached.control.diagnosis.environments import DISTRIBUTION, OWN_ENTRY_POINT
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
+from kvcached.guards import call_guarded
 from kvcached.settings import DISABLE_VARIABLE, is_disabled
 
 if TYPE_CHECKING:
@@ -60,12 +61,15 @@ def _check_entry_point(group: str) -> Finding:
     if not found:
         remedy = f"install {DISTRIBUTION} in this Python with pip (a source folder on the path is not enough)"
         return Finding(PROBLEM, subject, f"no entry point {PLUGIN} in group {group}; {engine}", remedy)
-    try:
-        found[0].load()
-    except Exception as error:  # noqa: BLE001 - whatever it raises here it raises in the engine too
-        return Finding(PROBLEM, subject, f"{found[0].value} does not load: {error}", f"reinstall {DISTRIBUTION}")
+    loaded = call_guarded(_as_it_is, found[0].load)
+    if isinstance(loaded, Exception):  # the engine will get it, too
+        return Finding(PROBLEM, subject, f"{found[0].value} does not load: {loaded}", f"reinstall {DISTRIBUTION}")
     level = OK if engine.endswith("here") else NOTE
     return Finding(level, subject, f"entry point {found[0].value} is visible; {engine}")
+
+
+def _as_it_is(error: Exception) -> Exception:
+    return error
 
 
 def _engine(group: str) -> str:

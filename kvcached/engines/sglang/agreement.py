@@ -14,6 +14,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from kvcached.guards import call_guarded
+
 if TYPE_CHECKING:
     from kvcached.engines.sglang.placement import Placement
 
@@ -85,15 +87,8 @@ class RankAgreement:
 
     def hear_shortfalls(self) -> None:
         """Listen for such words; costs one question to the store when there are none."""
-        store = self._store
-        try:
-            if store is None or not store.check([self._shortfall_key(None)]):
-                return
-            for index in range(self.ranks):
-                if store.check([self._shortfall_key(index)]):
-                    self.shortfalls[index] = store.get(self._shortfall_key(index)).decode(errors="replace")
-        except Exception as error:  # noqa: BLE001 - whatever a store raises, serving goes on
-            _log.warning("what other ranks return of their memory is not known: %s", error)
+        if self._store is not None:
+            call_guarded(_warn_of_store, self._read_shortfalls, self._store)
 
     @property
     def is_refused(self) -> bool:
@@ -105,10 +100,7 @@ class RankAgreement:
         now = time.monotonic()
         if self._unheard and (at_once or now >= self._next_poll):
             self._next_poll = now + POLL_S
-            try:
-                self._unheard = [index for index in self._unheard if not self._hear(index)]
-            except Exception as error:  # noqa: BLE001 - whatever a store raises, serving goes on
-                self._refusals.append(f"the store of the launch failed ({type(error).__name__}: {error})")
+            call_guarded(self._refuse_store, self._listen)
         return not self._unheard and not self._refusals
 
     def wait(self) -> str:
@@ -131,6 +123,19 @@ class RankAgreement:
             "install it on every node, and do not disable it on some"
         )
 
+    def _listen(self) -> None:
+        self._unheard = [index for index in self._unheard if not self._hear(index)]
+
+    def _refuse_store(self, error: Exception) -> None:
+        self._refusals.append(f"the store of the launch failed ({type(error).__name__}: {error})")
+
+    def _read_shortfalls(self, store: Store) -> None:
+        if not store.check([self._shortfall_key(None)]):
+            return
+        for index in range(self.ranks):
+            if store.check([self._shortfall_key(index)]):
+                self.shortfalls[index] = store.get(self._shortfall_key(index)).decode(errors="replace")
+
     def _hear(self, index: int) -> bool:
         """Read the word of a rank; returns whether there is one."""
         store, key = self._store, self._keys[index]
@@ -149,3 +154,7 @@ class RankAgreement:
     def _shortfall_key(self, index: int | None) -> str:
         """Return the key of one rank's word, or of the word that there are any."""
         return f"{self._keys[0 if index is None else index]}/shortfall{'s' if index is None else ''}"
+
+
+def _warn_of_store(error: Exception) -> None:
+    _log.warning("what other ranks return of their memory is not known: %s", error)

@@ -7,6 +7,8 @@ import sys
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING
 
+from kvcached.guards import call_guarded, log_fault
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
@@ -55,9 +57,6 @@ class _Awaited(MetaPathFinder):
         def execute_and_tell(module: ModuleType) -> None:
             loader.__dict__.pop("exec_module", None)
             execute(module)
-            try:
-                self._then()
-            except Exception:  # noqa: BLE001 - the importer has no part in it
-                _log.exception("after the import of %s", self._name)
+            call_guarded(log_fault(_log.error, "after the import of %s", self._name), self._then)
 
         loader.exec_module = execute_and_tell  # type: ignore[method-assign]

@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvcached.guards import call_guarded
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -67,25 +69,7 @@ def guess_placement(scheduler: Any) -> Placement:  # noqa: ANN401
 
     Good for a slot that only says that nothing is controlled: the first rank of all opens it, for all.
     """
-    try:
-        return read_placement(scheduler)
-    except Exception:  # noqa: BLE001 - whatever this SGLang lacks: what is asked for is a guess
-        args = getattr(scheduler, "server_args", None)
-        rank = _global_rank()
-        width = int(getattr(args, "tp_size", 1))
-        first = int(getattr(args, "base_gpu_id", 0))
-        step = int(getattr(args, "gpu_id_step", 1))
-        return Placement(
-            replica=0,
-            width=width,
-            index=rank,
-            pp_rank=0,
-            pp_size=int(getattr(args, "pp_size", 1)),
-            is_source=rank == 0,
-            gpu_indices=tuple(first + step * place for place in range(width)),
-            first_gpu_index=first,
-            gpu_index_step=step,
-        )
+    return call_guarded(lambda _: _guess_from_options(scheduler), read_placement, scheduler)
 
 
 def name_members(placement: Placement, given: Sequence[str] | None, device: str | None) -> tuple[str, ...]:
@@ -104,6 +88,25 @@ def name_members(placement: Placement, given: Sequence[str] | None, device: str 
         if found:
             return found
     return tuple(f"cpu-{index}" for index in indices)
+
+
+def _guess_from_options(scheduler: Any) -> Placement:  # noqa: ANN401
+    args = getattr(scheduler, "server_args", None)
+    rank = _global_rank()
+    width = int(getattr(args, "tp_size", 1))
+    first = int(getattr(args, "base_gpu_id", 0))
+    step = int(getattr(args, "gpu_id_step", 1))
+    return Placement(
+        replica=0,
+        width=width,
+        index=rank,
+        pp_rank=0,
+        pp_size=int(getattr(args, "pp_size", 1)),
+        is_source=rank == 0,
+        gpu_indices=tuple(first + step * place for place in range(width)),
+        first_gpu_index=first,
+        gpu_index_step=step,
+    )
 
 
 def _parallel_state(scheduler: Any) -> Any:  # noqa: ANN401

@@ -11,7 +11,6 @@ release of a request's tokens       after it: keep to the limit
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import logging
@@ -28,6 +27,7 @@ from kvcached.engines.sglang.placement import name_members, read_placement
 from kvcached.engines.sglang.rank_messages import Startup, dialect
 from kvcached.engines.sglang.replica import ReplicaControl
 from kvcached.engines.sglang.replica_source import Source
+from kvcached.guards import call_guarded, log_fault
 from kvcached.ledger.registration import InstanceNameTakenError
 from kvcached.ledger.subscription import Subscription
 from kvcached.values import UNLIMITED, Update
@@ -52,7 +52,7 @@ def _guarded(hook: Callable[_P, _T]) -> Callable[_P, _T | None]:
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
         try:
             return hook(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - a fault of ours must not take serving down
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not end serving; inline: runs at each iteration
             if (hook.__name__, type(error)) not in _logged_failures:
                 _logged_failures.add((hook.__name__, type(error)))
                 _log.exception("%s failed; the engine keeps serving (logged once)", hook.__name__)
@@ -135,10 +135,7 @@ class SchedulerHooks:
     def take_place(self, _result: object, scheduler: Any) -> None:  # noqa: ANN401 - SGLang's scheduler
         """Put ``scheduler`` under control, or report why it cannot be."""
         self._took_place = True
-        try:
-            self._join(scheduler)
-        except Exception as error:  # noqa: BLE001 - what this SGLang lacks may show in any way
-            self._stay_out(scheduler, error)
+        call_guarded(functools.partial(self._stay_out, scheduler), self._join, scheduler)
 
     def _join(self, scheduler: Any) -> None:  # noqa: ANN401
         """Make ``scheduler`` understand the news, and prepare to follow them.
@@ -175,8 +172,8 @@ class SchedulerHooks:
         if source is not None:
             source.close()
         if self._agreement is not None:
-            with contextlib.suppress(Exception):  # it may be the store that fails
-                self._agreement.declare(reason)
+            unheard = log_fault(_log.debug, "the other ranks are not told why this one stays out")
+            call_guarded(unheard, self._agreement.declare, reason)  # it may be the store that fails
         ungoverned_scheduler.report_scheduler(self._settings, reason, scheduler)
 
     @_guarded

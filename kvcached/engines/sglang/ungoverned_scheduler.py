@@ -10,6 +10,7 @@ from kvcached.engines.sglang import hook_places
 from kvcached.engines.sglang.attaching import attach
 from kvcached.engines.sglang.identity import identify
 from kvcached.engines.sglang.placement import guess_placement, name_members
+from kvcached.guards import call_guarded, log_fault
 from kvcached.ledger.subscription import Subscription
 from kvcached.values import UNLIMITED, unsupported_report
 
@@ -49,10 +50,8 @@ def report_missing(settings: Settings, reason: str) -> None:
 
 
 def _report_built(settings: Settings, reason: str, _none: object, scheduler: Any, *_: object, **__: object) -> None:  # noqa: ANN401
-    try:
-        report_scheduler(settings, reason, scheduler)
-    except Exception:  # noqa: BLE001 - a fault of ours must not end a scheduler
-        _log.exception("%s; and that could not be reported in the ledger", reason)
+    unreported = log_fault(_log.error, "%s; and that could not be reported in the ledger", reason)
+    call_guarded(unreported, report_scheduler, settings, reason, scheduler)
 
 
 def report_scheduler(settings: Settings, reason: str, scheduler: Any) -> None:  # noqa: ANN401 - SGLang's scheduler
@@ -70,10 +69,10 @@ def report_scheduler(settings: Settings, reason: str, scheduler: Any) -> None:  
 
 
 def _members(settings: Settings, placement: Placement, scheduler: Any) -> tuple[str, ...]:  # noqa: ANN401
-    try:
-        return name_members(placement, settings.gpu_ids, scheduler.server_args.device)
-    except Exception:  # noqa: BLE001 - a slot under a plain name is better than none
+    def plain_names(_error: Exception) -> tuple[str, ...]:  # a slot under one is better than none
         return tuple(f"cpu-{index}" for index in placement.gpu_indices)
+
+    return call_guarded(plain_names, lambda: name_members(placement, settings.gpu_ids, scheduler.server_args.device))
 
 
 class UngovernedSlot:

@@ -10,7 +10,6 @@ from kvcached.capacity import CapacityPolicy
 from kvcached.engines.vllm.floor import floor_blocks
 from kvcached.engines.vllm.idle_blocks import IdleBlocks
 from kvcached.engines.vllm.prefix_cache import BlockPrefixCache, group_block_tokens
-from kvcached.engines.vllm.resets import WholeForResets
 from kvcached.engines.vllm.withheld_blocks import WithheldBlocks
 from kvcached.engines.vllm.worker_memory import WorkerMemory, WorkerTransport, look_at_workers
 from kvcached.memory.elastic import Elastic
@@ -57,8 +56,6 @@ class BoundedPool:
     ) -> None:
         """Follow ``pool``, whose groups have ``block_tokens``, and of which one request may need ``floor`` blocks."""
         with contextlib.ExitStack() as undo:
-            self._resets = WholeForResets(pool, on_fault)
-            undo.callback(self._resets.detach)
             self.idle = IdleBlocks(pool, on_fault)
             undo.callback(self.idle.detach)
             self.cache = BlockPrefixCache(self.idle, block_tokens)
@@ -67,7 +64,7 @@ class BoundedPool:
             self.idle.follow_memory(self.memory)
             self.capped = WithheldBlocks(pool, self.idle, self.cache, self.memory, floor)
             self.policy = self._join(settings, self.cache.token_bytes(workers.shape.row_bytes_of_all_ranks))
-            self._resets.policy, self._resets.recount = self.policy, self.idle.recount
+            self.idle.follow_resets(self.policy)
             undo.pop_all()
 
     @property
@@ -89,11 +86,9 @@ class BoundedPool:
     def detach(self) -> None:
         """Leave the pool to itself, whole."""
         try:
-            self._resets.policy = None
             self.capped.restore_all()
         finally:
             self.idle.detach()
-            self._resets.detach()
 
     def _join(self, settings: Settings, token_bytes: int) -> ReplicaPolicy:
         self._idle_blocks = self._used_blocks = 0

@@ -50,7 +50,7 @@ def make_device_question() -> Callable[[Any], str]:
                     return visible[index]  # two slices of one GPU may bear the GPU's own id
                 uuid = str(getattr(sys.modules["torch"].cuda.get_device_properties(device), "uuid", ""))
                 name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}" if uuid else name
-        except Exception:  # noqa: BLE001, S110 - see above; the name that is known so far will do
+        except Exception:  # noqa: BLE001, S110 - never raises, see above; the name that is known so far will do
             pass
         return name
 

@@ -22,6 +22,7 @@ from kvcached.engines.vllm.relied_on import (
 )
 from kvcached.engines.vllm.taking_control import bind, check_early
 from kvcached.engines.vllm.uncontrolled_engine import Uncontrolled
+from kvcached.guards import call_guarded, log_fault
 from kvcached.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from kvcached.engines.vllm.governor import Governor
     from kvcached.engines.vllm.inproc import InprocGovernor
+    from kvcached.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -37,20 +39,29 @@ _MARK = "_kvcached_hooked"
 
 
 def install() -> None:
-    """Resolve all targets and install the hooks, or none; idempotent. Raises ``StartRefused``, ``SettingsError``."""
+    """Resolve all targets and install the hooks, or none; idempotent. Raises ``StartRefused``, ``SettingsError``.
+
+    vLLM's loader of plugins passes everything else on, too, so nothing else is raised.
+    """
     settings = engine_core_settings()
     log_beside_vllm()
-    try:
-        targets = resolve_targets()
-        if hasattr(targets.engine_core, _MARK):
-            return
-        check_pool_model(targets.block_pool)
-    except UnsupportedEngineError as error:
-        if settings.strict:
-            message = f"KVCACHED_STRICT=1, and this vLLM cannot be controlled: {error}"
-            raise StartRefusedError(message) from error
-        uncontrolled_engine.announce(str(error))
+    call_guarded(functools.partial(_announce, settings), _install, settings)
+
+
+def _announce(settings: Settings, error: Exception) -> None:
+    """Say why no engine core of this process is controlled, or refuse its start."""
+    reason = _reason_of(error)
+    if settings.strict:
+        message = f"KVCACHED_STRICT=1, and this vLLM cannot be controlled: {reason}"
+        raise StartRefusedError(message) from error
+    uncontrolled_engine.announce(reason)
+
+
+def _install(settings: Settings) -> None:
+    targets = resolve_targets()
+    if hasattr(targets.engine_core, _MARK):
         return
+    check_pool_model(targets.block_pool)
     setattr(targets.engine_core, _MARK, True)  # on the class: others may wrap our hooks in turn
     _wrap(targets.engine_core, "post_step", functools.partial(_after_step, targets))
     _wrap(targets.engine_core, "get_supported_tasks", functools.partial(_once_built, targets))
@@ -61,36 +72,34 @@ def install() -> None:
 
 
 def _wrap(owner: type[Any], name: str, then: Callable[[Any], None]) -> None:
-    """Let ``owner.name`` be followed by ``then(self)``."""
+    """Let ``owner.name`` be followed by ``then(self)``, of which nothing but a refusal reaches vLLM.
+
+    Any other exception ends the control of that engine. vLLM's own pass as they are, and ``then`` is not called.
+    """
     stock = getattr(owner, name)
 
     @functools.wraps(stock)
     def hook(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever vLLM passes and returns
         result = stock(self, *args, **kwargs)
-        then(self)
+        try:
+            then(self)
+        except (StartRefusedError, SettingsError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the engine has to serve on; inline: runs after each step
+            _end_control(self, error)
         return result
 
     setattr(owner, name, hook)
 
 
 def _after_step(targets: Targets, engine: Any) -> None:  # noqa: ANN401 - vLLM's EngineCore
-    try:
-        governor = engine.__dict__.get(_GOVERNOR) or _bind(targets, engine)
-        governor.on_step()
-    except (StartRefusedError, SettingsError):
-        raise
-    except Exception as error:  # noqa: BLE001 - the place where the engine is protected from us: it has to serve on
-        _end_control(engine, error)
+    governor = engine.__dict__.get(_GOVERNOR) or _bind(targets, engine)
+    governor.on_step()
 
 
 def _while_idle(targets: Targets, engine: Any) -> None:  # noqa: ANN401
-    try:
-        governor = engine.__dict__.get(_GOVERNOR) or _bind(targets, engine)
-        governor.on_idle()
-    except (StartRefusedError, SettingsError):
-        raise
-    except Exception as error:  # noqa: BLE001 - as after a step
-        _end_control(engine, error)
+    governor = engine.__dict__.get(_GOVERNOR) or _bind(targets, engine)
+    governor.on_idle()
 
 
 def _once_built(targets: Targets, engine: Any) -> None:  # noqa: ANN401
@@ -102,42 +111,50 @@ def _once_built(targets: Targets, engine: Any) -> None:  # noqa: ANN401
 def _at_shutdown(engine: Any) -> None:  # noqa: ANN401
     governor = engine.__dict__.get(_GOVERNOR)
     engine.__dict__[_GOVERNOR] = Uncontrolled()
-    try:
-        if governor is not None:
-            governor.on_shutdown()
-    except Exception:  # noqa: BLE001 - vLLM has to end as without us
-        _log.warning("the ledger slot could not be released; it becomes free when this process ends", exc_info=True)
+    if governor is not None:
+        unreleased = "the ledger slot could not be released; it becomes free when this process ends"
+        call_guarded(log_fault(_log.warning, unreleased), governor.on_shutdown)
 
 
 def _refuse_early(engine: Any) -> None:  # noqa: ANN401
     """Refuse an engine that is still being built, before its server says that it is ready."""
-    try:
-        check_early(engine)
-    except UnsupportedEngineError as error:
+    call_guarded(_refuse_if_unsupported, check_early, engine)
+
+
+def _refuse_if_unsupported(error: Exception) -> None:
+    if isinstance(error, UnsupportedEngineError):
         raise _refusal(str(error)) from error
-    except Exception:  # noqa: BLE001 - it is looked at again when it is bound
-        _log.debug("this engine could not be inspected while it was built", exc_info=True)
+    # It is looked at again when it is bound.
+    _log.debug("this engine could not be inspected while it was built", exc_info=error)
 
 
 def _bind(targets: Targets, engine: Any) -> Governor | InprocGovernor | Uncontrolled:  # noqa: ANN401
     """Return the governor of ``engine``, or a stand-in if it cannot have one, which is said once."""
     settings = engine_core_settings()
     log_beside_vllm()  # again: an application's own process sets vLLM's logging up after it loaded the plugins
-    governor: Governor | InprocGovernor | Uncontrolled
-    try:
-        governor = bind(targets, engine, settings, functools.partial(_end_control, engine))
-    except StartRefusedError:
-        raise
-    except Exception as error:
-        reason = str(error)
-        if not isinstance(error, UnsupportedEngineError):
-            reason = f"{type(error).__name__}: {error}"
-            _log.info("the error that kept this engine from being controlled:", exc_info=True)
-        if settings.strict:
-            raise _refusal(reason) from error
-        governor = uncontrolled_engine.leave_alone(settings, engine, targets.version, reason)
+    unbound = functools.partial(_leave_alone, settings, engine, targets.version)
+    end = functools.partial(_end_control, engine)
+    governor = call_guarded(unbound, bind, targets, engine, settings, end)
     engine.__dict__[_GOVERNOR] = governor
     return governor
+
+
+def _leave_alone(settings: Settings, engine: Any, version: str, error: Exception) -> Uncontrolled:  # noqa: ANN401
+    """Return the stand-in for an engine that ``error`` kept from being controlled, or refuse its start."""
+    if isinstance(error, StartRefusedError):
+        raise error
+    reason = _reason_of(error)
+    if settings.strict:
+        raise _refusal(reason) from error
+    return uncontrolled_engine.leave_alone(settings, engine, version, reason)
+
+
+def _reason_of(error: Exception) -> str:
+    """Return what users are told, and log the traceback of what nobody expected."""
+    if isinstance(error, UnsupportedEngineError):
+        return str(error)
+    _log.info("the error that kept this engine from being controlled:", exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _refusal(reason: str) -> StartRefusedError:
@@ -157,7 +174,4 @@ def _end_control(engine: Any, error: Exception) -> None:  # noqa: ANN401
         return
     reason = f"the plugin failed: {type(error).__name__}: {error}"
     engine.__dict__[_GOVERNOR] = uncontrolled_engine.report_failure(governor.subscription, reason)
-    try:
-        governor.detach()
-    except Exception:  # noqa: BLE001 - the engine serves on with what is left
-        _log.warning("some methods of this engine could not be restored", exc_info=True)
+    call_guarded(log_fault(_log.warning, "some methods of this engine could not be restored"), governor.detach)

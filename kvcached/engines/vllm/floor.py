@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from kvcached.engines.vllm.prefix_cache import group_block_tokens
+from kvcached.guards import call_guarded
 
 _log = logging.getLogger(__name__)
 
@@ -16,14 +17,14 @@ def floor_blocks(manager: Any, vllm_config: Any) -> int:  # noqa: ANN401 - vLLM'
     One block more than the request takes, because a hit on all of its blocks still computes the last one, and those
     that vLLM keeps free when it admits a request.
     """
-    watermark = int(getattr(manager, "watermark_blocks", 0))
-    try:
-        needed = _by_spec(manager, vllm_config)
-    except Exception:  # noqa: BLE001 - a release that counts in another way
-        _log.debug("the longest request is reckoned by its tokens alone", exc_info=True)
+
+    def by_tokens(error: Exception) -> int:  # a release whose groups are reckoned in another way
+        _log.debug("the longest request is reckoned by its tokens alone", exc_info=error)
         longest = int(vllm_config.model_config.max_model_len)
-        needed = sum(-(-longest // tokens) for tokens in group_block_tokens(manager))
-    return needed + watermark + 1
+        return sum(-(-longest // tokens) for tokens in group_block_tokens(manager))
+
+    watermark = int(getattr(manager, "watermark_blocks", 0))
+    return call_guarded(by_tokens, _by_spec, manager, vllm_config) + watermark + 1
 
 
 def _by_spec(manager: Any, vllm_config: Any) -> int:  # noqa: ANN401

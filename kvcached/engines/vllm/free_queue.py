@@ -12,6 +12,9 @@ A block without a hash in the second part is a *hole*: a KV connector failed to 
 known by their ids. Unpinned blocks may be taken back out of the middle of the queue, so ``remove`` is followed, too,
 from the first unpinned block on.
 
+vLLM's reset of the prefix cache wants the pool whole: sleep, pause and a reload end in it, and it is refused while
+blocks are in use, as withheld ones are. So the cap is lifted before it, and enforced again after it.
+
 The methods are replaced on this one pool and queue. Arguments pass through as they are, and whatever goes wrong in our
 own step ends the following, never vLLM's call. Everything here runs on the engine's own thread.
 """
@@ -22,19 +25,24 @@ import inspect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from kvcached.engines.vllm.pool_block import NO_MEMORY, is_idle
+from kvcached.engines.vllm.pool_block import NO_CAP, NO_MEMORY, is_idle
 from kvcached.engines.vllm.wraps import Wraps
+from kvcached.guards import call_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvcached.engines.vllm.pool_block import Block, TakenBlocks
+    from kvcached.engines.vllm.pool_block import Block, Cap, TakenBlocks
 
 POOL_METHODS = ("evict_blocks", "reset_prefix_cache", "get_new_blocks", "free_blocks", "touch")
 """What is needed of vLLM's ``BlockPool``."""
 
 QUEUE_METHODS = ("popleft", "popleft_n", "prepend_n", "append", "append_n", "remove")
 """What is needed of vLLM's ``FreeKVCacheBlockQueue``."""
+
+
+_UNSEEN = object()
+"""What a look before vLLM's call returns that failed: nothing is left to follow after the call."""
 
 
 class FreeQueue:
@@ -45,6 +53,7 @@ class FreeQueue:
         "_pool",
         "_wraps",
         "boundary",
+        "cap",
         "follows_remove",
         "front",
         "holes",
@@ -72,6 +81,8 @@ class FreeQueue:
         """Whether blocks were ever unpinned: free ones may be adopted with what they hold."""
         self.memory: TakenBlocks = NO_MEMORY
         """Hears which blocks are handed out."""
+        self.cap: Cap = NO_CAP
+        """Is lifted around resets."""
         self.recount()
         try:
             self._follow_batches()
@@ -82,6 +93,7 @@ class FreeQueue:
 
     def detach(self) -> None:
         """Give the stock methods back."""
+        self.cap = NO_CAP
         self._wraps.undo()
 
     def recount(self) -> None:
@@ -101,16 +113,13 @@ class FreeQueue:
             block = block.next_free_block
         self.front, self.boundary, self.holes = front, boundary, holes
 
-    def _recount_after_failure(self) -> None:
-        """Count afresh after a call of vLLM's that may have got half-way."""
-        try:
-            self.recount()
-        except Exception as error:  # noqa: BLE001 - vLLM's own exception is the one to be raised
-            self._fault(error)
-
     def _fault(self, error: Exception) -> None:
         self.detach()
         self._on_fault(error)
+
+    def _fault_before(self, error: Exception) -> object:
+        self._fault(error)
+        return _UNSEEN
 
     def _follow_batches(self) -> None:
         """Put our step around the two calls that every request makes.
@@ -138,7 +147,7 @@ class FreeQueue:
                     self.front -= len(blocks)
                 if self.memory.follows_taking:
                     self.memory.take([block.block_id for block in blocks])
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's; inline: runs with each request
                 self._fault(error)
             return blocks
 
@@ -155,7 +164,7 @@ class FreeQueue:
                     self.front = front + len(blocks)
                 else:
                     self._prepended(blocks)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
+            except Exception as error:  # noqa: BLE001 - as after popleft_n
                 self._fault(error)
             return result
 
@@ -164,7 +173,7 @@ class FreeQueue:
     def _follow_rare_calls(self) -> None:
         self._follow(self.queue, "popleft", lambda block, _: self._handed_out([block]))
         self._follow(self.queue, "append", lambda _, block: self._note_holes([block]), argument="block")
-        self._follow(self._pool, "reset_prefix_cache", lambda done, _: self.recount() if done else None)
+        self._follow_resets()
         self._follow(
             self._pool, "evict_blocks", lambda _, idle: self._note_holes(idle), self._idle_of, argument="block_ids"
         )
@@ -182,28 +191,39 @@ class FreeQueue:
         """Follow ``owner.name`` by ``after(result, seen)``: ``seen`` is its first argument, or what ``before`` made."""
         stock = getattr(owner, name)
 
+        def look(args: tuple[Any, ...], named: dict[str, Any]) -> Any:  # noqa: ANN401
+            first = None if argument is None else args[0] if args else named[argument]
+            return first if before is None else before(first)
+
         def followed(*args: Any, **named: Any) -> Any:  # noqa: ANN401
-            seen = None
-            try:
-                if argument is not None:
-                    seen = args[0] if args else named[argument]
-                if before is not None:
-                    seen = before(seen)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
-                self._fault(error)
-                return stock(*args, **named)
+            seen = call_guarded(self._fault_before, look, args, named)
             try:
                 result = stock(*args, **named)
-            except BaseException:
-                self._recount_after_failure()
+            except BaseException:  # it may have got half-way
+                call_guarded(self._fault, self.recount)
                 raise
-            try:
-                after(result, seen)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
-                self._fault(error)
+            if seen is not _UNSEEN:
+                call_guarded(self._fault, after, result, seen)
             return result
 
         self._wraps.replace(owner, name, followed)
+
+    def _follow_resets(self) -> None:
+        """Let the pool be whole while vLLM resets its prefix cache, also where the reset fails."""
+        stock = self._pool.reset_prefix_cache
+
+        def reset_prefix_cache(*args: Any, **named: Any) -> Any:  # noqa: ANN401
+            call_guarded(self._fault, self.cap.lift)
+            try:
+                return stock(*args, **named)
+            finally:
+                call_guarded(self._fault, self._after_reset)
+
+        self._wraps.replace(self._pool, "reset_prefix_cache", reset_prefix_cache)
+
+    def _after_reset(self) -> None:
+        self.recount()  # it changes the pool as a whole: what takes blocks again has to know
+        self.cap.resume()
 
     def _prepended(self, blocks: list[Block]) -> None:
         """Account for blocks that were put in front of the first part."""
@@ -258,10 +278,7 @@ class FreeQueue:
                 block = args[0] if args else named["block"]
                 previous = getattr(block, "prev_free_block", None)
             result = remove(*args, **named)
-            try:
-                self._removed(block, previous)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not be vLLM's
-                self._fault(error)
+            call_guarded(self._fault, self._removed, block, previous)
             return result
 
         self._wraps.replace(self.queue, "remove", follow_remove)

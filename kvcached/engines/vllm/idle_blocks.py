@@ -19,7 +19,7 @@ from kvcached.engines.vllm.pool_block import NO_MEMORY
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvcached.engines.vllm.pool_block import Block, TakenBlocks
+    from kvcached.engines.vllm.pool_block import Block, Cap, TakenBlocks
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +80,10 @@ class IdleBlocks:
         """Tell ``memory`` from here on which blocks are handed out."""
         self._free.memory = memory
 
+    def follow_resets(self, cap: Cap) -> None:
+        """Lift ``cap`` from here on around each of vLLM's resets of the prefix cache."""
+        self._free.cap = cap
+
     @contextlib.contextmanager
     def own_calls(self) -> Iterator[None]:
         """Take blocks out of the queue that nobody will write to: the memory does not hear of them."""
@@ -102,10 +106,6 @@ class IdleBlocks:
             found.add(block.block_id)
             block = block.next_free_block
         return found
-
-    def recount(self) -> None:
-        """Count afresh by a walk over the pool's free blocks, after a call that changed them as a whole."""
-        self._free.recount()
 
     def detach(self) -> None:
         """Leave the pool to itself again. The count is void from here on."""

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvcached.engines.vllm.wraps import Wraps
+from kvcached.guards import call_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,10 +65,7 @@ class InprocGovernor:
 
     def on_publication(self) -> None:
         """Take a publication over on the watcher's thread, as soon as the application is not in the engine."""
-        try:
-            self._drain()
-        except Exception as error:  # noqa: BLE001 - the watcher has to live on, for the slot's sake
-            self._on_fault(error)
+        call_guarded(self._on_fault, self._drain)  # the watcher has to live on, for the slot's sake
 
     def on_step(self) -> None:
         """Act after an engine step; the last step of a busy time finishes what is begun, as no other will follow."""
@@ -119,14 +117,11 @@ class InprocGovernor:
                 finally:
                     self._inside -= 1
                     if then is not None and not self._inside:
-                        then()
+                        call_guarded(self._on_fault, then)
 
         return guarded
 
     def _after_entry(self) -> None:
         """Enforce the limit on what an entry released: maybe no step follows."""
-        try:
-            if self._governor is not None and self._governor.has_released:
-                self.on_step()
-        except Exception as error:  # noqa: BLE001 - the application called vLLM, not us
-            self._on_fault(error)
+        if self._governor is not None and self._governor.has_released:
+            self.on_step()

@@ -1,8 +1,8 @@
 """What runs inside vLLM's workers: find where the KV of a block lies, and give the memory of free blocks back.
 
-These functions travel by value, together with those of ``kvcached.memory.madvise``, so a worker's node needs no
-kvcached. They never raise: a worker that answers with an exception leaves the executor with an answer that the next
-question would get.
+These functions travel by value, together with those of ``kvcached.memory.madvise`` and ``kvcached.guards``, so a
+worker's node needs no kvcached. What a worker is asked never raises: one that answers with an exception leaves the
+executor with an answer that the next question would get.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kvcached.memory.madvise import avoid_huge_pages, find_obstacle, return_rows
+from kvcached.guards import call_guarded
+from kvcached.memory.madvise import avoid_huge_pages, find_obstacle, name_error, return_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,13 +28,7 @@ def describe_memory(worker: Any, blocks: int) -> tuple[int, int, str]:  # noqa: 
 
     Reads smaps once. Where memory is not returned, the bytes are still told if they are known.
     """
-    try:
-        regions, obstacle = find_regions(worker, blocks)
-        obstacle = obstacle or find_obstacle(regions)
-        block_bytes = sum(region[1] for region in regions) or measure(worker) // blocks
-    except Exception as error:  # noqa: BLE001 - see above
-        return 0, 0, f"its KV tensors cannot be looked at ({type(error).__name__}: {error})"
-    return block_bytes, len(regions), obstacle
+    return call_guarded(unknown_memory, find_memory, worker, blocks)
 
 
 def return_blocks(
@@ -47,15 +42,35 @@ def return_blocks(
     The tensors are looked up anew each time, because an engine may replace them. With ``first`` they are told to do
     without huge pages from now on.
     """
-    try:
-        regions, obstacle = find_regions(worker, blocks)
-        if obstacle:
-            return 0, obstacle
-        if first:
-            avoid_huge_pages(regions)
-        return return_rows(regions, runs)
-    except Exception as error:  # noqa: BLE001 - see above
-        return 0, f"{type(error).__name__}: {error}"
+    return call_guarded(nothing_returned, find_and_return, worker, runs, blocks, first)
+
+
+def find_memory(worker: Any, blocks: int) -> tuple[int, int, str]:  # noqa: ANN401
+    """Do what :func:`describe_memory` does; may raise."""
+    regions, obstacle = find_regions(worker, blocks)
+    obstacle = obstacle or find_obstacle(regions)
+    block_bytes = sum(region[1] for region in regions) or measure(worker) // blocks
+    return block_bytes, len(regions), obstacle
+
+
+def unknown_memory(error: Exception) -> tuple[int, int, str]:
+    """Answer for tensors that cannot be looked at."""
+    return 0, 0, f"its KV tensors cannot be looked at ({name_error(error)})"
+
+
+def find_and_return(worker: Any, runs: list[tuple[int, int]], blocks: int, first: bool) -> tuple[int, str]:  # noqa: ANN401, FBT001
+    """Do what :func:`return_blocks` does; may raise."""
+    regions, obstacle = find_regions(worker, blocks)
+    if obstacle:
+        return 0, obstacle
+    if first:
+        avoid_huge_pages(regions)
+    return return_rows(regions, runs)
+
+
+def nothing_returned(error: Exception) -> tuple[int, str]:
+    """Answer for memory that could not be returned."""
+    return 0, name_error(error)
 
 
 def find_regions(worker: Any, blocks: int) -> tuple[list[RegionTuple], str]:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""What is read of a block of vLLM's, and who hears that blocks are handed out."""
+"""What is read of a block of vLLM's, who hears that blocks are handed out, and who lifts the cap around a reset."""
 
 from __future__ import annotations
 
@@ -41,6 +41,29 @@ class _NoMemory:
 
 
 NO_MEMORY: TakenBlocks = _NoMemory()
+
+
+class Cap(Protocol):
+    """The part of ``kvcached.replica_policy.ReplicaPolicy`` that a reset of the pool needs."""
+
+    def lift(self) -> None:
+        """Give withheld blocks back."""
+
+    def resume(self) -> None:
+        """Take them out again, beginning with one chunk."""
+
+
+class _NoCap:
+    """Withholds nothing."""
+
+    def lift(self) -> None:
+        """Do nothing."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+
+NO_CAP: Cap = _NoCap()
 
 
 def is_idle(block: Block) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from kvcached.engines.vllm.free_queue import POOL_METHODS, QUEUE_METHODS
 from kvcached.engines.vllm.idle_blocks import IdleBlocks
+from kvcached.guards import call_guarded
 
 
 class UnsupportedEngineError(Exception):
@@ -70,26 +71,32 @@ def check_pool_model(block_pool: type[Any]) -> None:
     Names alone cannot tell whether a release still keeps uncached blocks in front of cached ones. Raises
     :class:`UnsupportedEngineError` if it does not.
     """
-    try:
-        pool = block_pool(4, enable_caching=True, hash_block_size=16)
-        idle = IdleBlocks(pool)
-        blocks = pool.get_new_blocks(3)
-        for block, block_hash in zip(blocks, (b"first\0\0\0\0", b"second\0\0\0\0"), strict=False):
-            block.set_block_hash(block_hash)
-            pool.cached_block_hash_to_block.insert(block_hash, block)
-        pool.free_blocks(blocks)
-        seen = [idle.count, idle.used]
-        pool.touch([blocks[0]])
-        seen += [idle.count, idle.used]
-        pool.free_blocks([blocks[0]])
-        seen += [idle.evict(1), idle.count, idle.evict(2), idle.count]
-        order = [pool.free_block_queue.popleft_n(3)[0] is blocks[2]]
-    except Exception as error:
-        reason = f"vLLM's BlockPool does not work as expected ({type(error).__name__}: {error})"
-        raise UnsupportedEngineError(reason) from error
+    seen, order = call_guarded(_refuse_pool, _try_pool, block_pool)
     if [*seen, *order] != [2, 0, 1, 1, 1, 1, 1, 0, True]:
         reason = f"vLLM's BlockPool orders its free queue differently than expected ({seen}, {order})"
         raise UnsupportedEngineError(reason)
+
+
+def _try_pool(block_pool: type[Any]) -> tuple[list[int], list[bool]]:
+    """Return what is counted on a small pool, step by step, and whether the uncached block is handed out first."""
+    pool = block_pool(4, enable_caching=True, hash_block_size=16)
+    idle = IdleBlocks(pool)
+    blocks = pool.get_new_blocks(3)
+    for block, block_hash in zip(blocks, (b"first\0\0\0\0", b"second\0\0\0\0"), strict=False):
+        block.set_block_hash(block_hash)
+        pool.cached_block_hash_to_block.insert(block_hash, block)
+    pool.free_blocks(blocks)
+    seen = [idle.count, idle.used]
+    pool.touch([blocks[0]])
+    seen += [idle.count, idle.used]
+    pool.free_blocks([blocks[0]])
+    seen += [idle.evict(1), idle.count, idle.evict(2), idle.count]
+    return seen, [pool.free_block_queue.popleft_n(3)[0] is blocks[2]]
+
+
+def _refuse_pool(error: Exception) -> NoReturn:
+    reason = f"vLLM's BlockPool does not work as expected ({type(error).__name__}: {error})"
+    raise UnsupportedEngineError(reason) from error
 
 
 def _module(name: str) -> Any:  # noqa: ANN401 - vLLM is untyped here; the package does not depend on it

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcached.engines.vllm.process import engine_core_settings, holds_engine_core, replica_by_name, replica_of
 from kvcached.engines.vllm.slot import take_slot
+from kvcached.guards import call_guarded, log_fault
 from kvcached.values import UNLIMITED, Identity, unsupported_report
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from kvcached.settings import Settings
 
 _log = logging.getLogger(__name__)
+
+NO_SLOT = "this engine serves without run-time control, and has no ledger slot to say so"
 
 _subscriptions: list[Subscription] = []
 """Keeps the slot of a process whose vLLM cannot be controlled at all alive as long as the process lives."""
@@ -31,7 +34,10 @@ class _Announcement:
         if not holds_engine_core() or _subscriptions:
             return
         settings = engine_core_settings()
-        _subscriptions.append(_take_slot(settings, replica_by_name(), "unknown", self.reason))
+        unsaid = log_fault(_log.warning, NO_SLOT)
+        subscription = call_guarded(unsaid, _take_slot, settings, replica_by_name(), "unknown", self.reason)
+        if subscription is not None:
+            _subscriptions.append(subscription)
 
 
 _announcements: list[_Announcement] = []
@@ -69,21 +75,16 @@ def announce(reason: str) -> None:
 
 def leave_alone(settings: Settings, engine: Any, version: str, reason: str) -> Uncontrolled:  # noqa: ANN401 - vLLM's EngineCore
     """Register ``engine`` as one that applies nothing, for ``reason``; never raises."""
-    try:
-        return Uncontrolled(_take_slot(settings, replica_of(engine), version, reason))
-    except Exception:  # noqa: BLE001 - the engine has to serve, also where nobody can be told
-        _log.warning("this engine serves without run-time control, and has no ledger slot to say so", exc_info=True)
-        return Uncontrolled()
+    unsaid = log_fault(_log.warning, NO_SLOT)
+    return Uncontrolled(call_guarded(unsaid, lambda: _take_slot(settings, replica_of(engine), version, reason)))
 
 
 def report_failure(subscription: Subscription | None, reason: str) -> Uncontrolled:
     """Let the slot of an engine core whose control ended show ``reason``, until it shuts down; never raises."""
     if subscription is None:
         return Uncontrolled()
-    try:
-        subscription.acknowledge(unsupported_report(reason))
-    except Exception:  # noqa: BLE001 - the last resort of a plugin that failed already
-        _log.warning("and the ledger slot could not be updated", exc_info=True)
+    unsaid = log_fault(_log.warning, "and the ledger slot could not be updated")
+    call_guarded(unsaid, subscription.acknowledge, unsupported_report(reason))
     return Uncontrolled(subscription)
 
 

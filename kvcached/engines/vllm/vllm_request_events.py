@@ -123,7 +123,7 @@ class VllmSchedulerEvents:
             result = stock(*args, **named)
             try:
                 then(result, *args, **named)
-            except Exception as error:  # noqa: BLE001 - vLLM called its own method, not us
+            except Exception as error:  # noqa: BLE001 - vLLM called its own method, not us; inline: runs at each step
                 self.detach()
                 self._observer.watch(_fail, error)
             return result

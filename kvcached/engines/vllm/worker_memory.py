@@ -12,7 +12,9 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvcached import guards
 from kvcached.engines.vllm import kv_tensors
+from kvcached.guards import call_guarded
 from kvcached.memory import madvise
 from kvcached.memory.regions import PoolShape
 from kvcached.memory.returning import Returned
@@ -42,16 +44,22 @@ def look_at_workers(engine: Any, blocks: int) -> WorkerMemory:  # noqa: ANN401 -
     Never raises: an engine whose workers cannot be asked is capped all the same.
     """
     obstacle = _obstacle_of(engine)
-    try:
-        travel_by_value()
-        # No time limit: an executor that gives up on one worker leaves the others' answers to whoever asks next.
-        answers = engine.model_executor.collective_rpc(kv_tensors.describe_memory, args=(blocks,))
-        row_bytes = [int(answer[0]) for answer in answers]
-        regions = max(int(answer[1]) for answer in answers)
-        obstacle = obstacle or next((str(answer[2]) for answer in answers if answer[2]), "")
-    except Exception as error:  # noqa: BLE001 - it is only the memory that is not returned then
-        _log.info("the workers could not be asked for their KV tensors:", exc_info=True)
-        return WorkerMemory(PoolShape(blocks, 0), obstacle or f"its workers cannot be asked ({_text(error)})")
+
+    def unknown(error: Exception) -> WorkerMemory:  # it is only the memory that is not returned then
+        _log.info("the workers could not be asked for their KV tensors:", exc_info=error)
+        reason = f"its workers cannot be asked ({madvise.name_error(error)})"
+        return WorkerMemory(PoolShape(blocks, 0), obstacle or reason)
+
+    return call_guarded(unknown, _ask_workers, engine, blocks, obstacle)
+
+
+def _ask_workers(engine: Any, blocks: int, obstacle: str) -> WorkerMemory:  # noqa: ANN401
+    travel_by_value()
+    # No time limit: an executor that gives up on one worker leaves the others' answers to whoever asks next.
+    answers = engine.model_executor.collective_rpc(kv_tensors.describe_memory, args=(blocks,))
+    row_bytes = [int(answer[0]) for answer in answers]
+    regions = max(int(answer[1]) for answer in answers)
+    obstacle = obstacle or next((str(answer[2]) for answer in answers if answer[2]), "")
     ranks = len(row_bytes)
     return WorkerMemory(PoolShape(blocks, sum(row_bytes) // ranks, max(regions, 1), ranks), obstacle)
 
@@ -74,19 +82,20 @@ class WorkerTransport:
         """Let all workers return the memory of ``runs``."""
         arguments = (runs, self._blocks, self._first)
         self._first = False
-        try:
-            self._answers.append(
-                self._engine.model_executor.collective_rpc(kv_tensors.return_blocks, args=arguments, **self._unblocked)
-            )
-        except Exception as error:  # noqa: BLE001 - an executor that cannot be reached ends the returns, nothing else
-            self._answers.append([(0, _text(error))])
+        # An executor that cannot be reached ends the returns, nothing else.
+        self._answers.append(call_guarded(_no_answer, self._call_workers, arguments))
 
     def replies(self) -> list[Returned]:
         """Return the answers that are there; with ``may_wait`` all of them."""
         found = []
         while self._answers and (self.may_wait or _is_there(self._answers[0])):
-            found.append(_read(self._answers.popleft()))
+            # vLLM has its own ways to learn that a worker is lost.
+            found.append(call_guarded(_nothing_returned, _read, self._answers.popleft()))
         return found
+
+    def _call_workers(self, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401 - a list, or vLLM's future of one
+        rpc = self._engine.model_executor.collective_rpc
+        return rpc(kv_tensors.return_blocks, args=arguments, **self._unblocked)
 
 
 def _is_there(answer: Any) -> bool:  # noqa: ANN401 - a list, or vLLM's future of one
@@ -94,13 +103,18 @@ def _is_there(answer: Any) -> bool:  # noqa: ANN401 - a list, or vLLM's future o
 
 
 def _read(answer: Any) -> Returned:  # noqa: ANN401
-    try:
-        by_rank: Sequence[tuple[int, str]] = answer if isinstance(answer, list) else answer.result()
-        returned_bytes = sum(int(rank[0]) for rank in by_rank)
-        reason = next((str(rank[1]) for rank in by_rank if rank[1]), "")
-    except Exception as error:  # noqa: BLE001 - vLLM has its own ways to learn that a worker is lost
-        return Returned(0, _text(error))
+    by_rank: Sequence[tuple[int, str]] = answer if isinstance(answer, list) else answer.result()
+    returned_bytes = sum(int(rank[0]) for rank in by_rank)
+    reason = next((str(rank[1]) for rank in by_rank if rank[1]), "")
     return Returned(returned_bytes, reason)
+
+
+def _no_answer(error: Exception) -> list[tuple[int, str]]:
+    return [(0, madvise.name_error(error))]
+
+
+def _nothing_returned(error: Exception) -> Returned:
+    return Returned(0, madvise.name_error(error))
 
 
 def _obstacle_of(engine: Any) -> str:  # noqa: ANN401
@@ -123,9 +137,5 @@ def _obstacle_of(engine: Any) -> str:  # noqa: ANN401
 def travel_by_value() -> None:
     """Let the functions for the workers be sent as code: a worker's node may have no kvcached, or another release."""
     cloudpickle = importlib.import_module("cloudpickle")
-    for module in (madvise, kv_tensors):
+    for module in (guards, madvise, kv_tensors):
         cloudpickle.register_pickle_by_value(module)
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

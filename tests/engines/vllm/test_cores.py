@@ -19,6 +19,7 @@ from kvcached.engines.vllm import engine_core_hooks, register, taking_control
 from kvcached.engines.vllm.free_queue import FreeQueue
 from kvcached.engines.vllm.governor import Governor
 from kvcached.engines.vllm.relied_on import StartRefusedError
+from kvcached.replica_policy import ReplicaPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -187,6 +188,41 @@ def test_a_fault_of_the_bookkeeping_ends_the_control_and_not_vllms_call(
     assert not ours(core)
     core.shutdown()
     assert replicas(NAME, ledger_dir) == []
+
+
+@pytest.mark.parametrize("part", ["lift", "resume"])
+def test_a_fault_around_a_reset_ends_the_control_and_not_the_reset(
+    part: str, make_core: MakeCore, ledger_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prefix cache is reset, whatever becomes of the cap before and after it."""
+    core = make_core()
+    cores.serve(core, 1)
+
+    def stumble(_policy: ReplicaPolicy) -> None:
+        raise ZeroDivisionError(part)
+
+    monkeypatch.setattr(ReplicaPolicy, part, stumble)
+    assert core.reset_prefix_cache()
+    assert not ours(core)
+    assert [cores.serve(core, 1), cores.serve(core, 1)] == [0, HIT_TOKENS]
+    assert state_of(NAME, ledger_dir)["reason"] == f"the plugin failed: ZeroDivisionError: {part}"
+
+
+def test_a_reset_that_fails_raises_vllms_own_exception_and_the_control_goes_on(
+    make_core: MakeCore, ledger_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cap is enforced again also after a reset that raised, and nothing of ours is in the exception's place."""
+
+    def fail(_pool: BlockPool) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(BlockPool, "reset_prefix_cache", fail)
+    core = make_core()
+    cores.serve(core, 1)
+    with pytest.raises(ZeroDivisionError):
+        cores.pool_of(core).reset_prefix_cache()
+    assert cores.serve(core, 1) == HIT_TOKENS
+    assert state_of(NAME, ledger_dir)["outcome"] == "startup"
 
 
 def test_a_fault_on_the_watchers_thread_ends_the_control(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from vllm_serving import (
     HIT_TOKENS,
     application,
@@ -164,6 +165,29 @@ print([hook.__wrapped__ is each for hook, each in zip(hooks, stock)])
     )
     assert done.stdout.strip().splitlines()[-1:] == ["[True, True, True]"], done.stderr
     assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_a_fault_while_hooks_are_installed_is_not_the_plugin_loaders(tmp_path: Path, strict: str) -> None:
+    """The loader would pass any exception on: it gets a refusal with the reason if that is wanted, else none."""
+    program = """
+from kvcached.engines.vllm import engine_core_hooks, register
+from vllm.v1.engine.core import EngineCore
+stock = EngineCore.post_step
+del engine_core_hooks.check_pool_model
+try:
+    register()
+finally:
+    print(EngineCore.post_step is stock)
+"""
+    environment = engine_environment(tmp_path / "ledger", "stumbles", KVCACHED_STRICT=strict)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout.strip().splitlines()[-1:] == ["True"], done.stderr
+    assert done.returncode == int(strict)
+    last = done.stderr.strip().splitlines()[-1:]
+    refusal = "StartRefusedError: KVCACHED_STRICT=1, and this vLLM cannot be controlled: NameError"
+    assert any(refusal in line for line in last) is (strict == "1")
 
 
 def test_a_forked_engine_core_says_why_too(tmp_path: Path) -> None:
