@@ -66,3 +66,12 @@ def check_note(note: str) -> str:
         message = f"a note is one line of at most {MAX_NOTE_BYTES} bytes"
         raise ValueError(message)
     return note
+
+
+def check_bound(limit_tokens: int, if_revision: int | None, if_incarnation: str | None) -> None:
+    """Raise TypeError or ValueError unless a limit or cap and its conditions can be meant."""
+    check_limit(limit_tokens)
+    if if_revision is not None:
+        check_revision(if_revision)
+    if if_incarnation is not None:
+        check_incarnation(if_incarnation)

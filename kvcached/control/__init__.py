@@ -8,6 +8,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from kvcached.control.api import (
+        forecast_kv_capacity_limit,
         forecast_prefix_cache_retention_limit,
         get_instances,
         get_publication_history,
@@ -51,6 +52,7 @@ __all__ = [
     "ReplicaStatus",
     "SettingsError",
     "Update",
+    "forecast_kv_capacity_limit",
     "forecast_prefix_cache_retention_limit",
     "get_instances",
     "get_publication_history",
@@ -61,6 +63,7 @@ __all__ = [
 _FROM = {
     "kvcached.ledger": ("NativeLibraryError",),
     "kvcached.control.api": (
+        "forecast_kv_capacity_limit",
         "forecast_prefix_cache_retention_limit",
         "get_instances",
         "get_publication_history",

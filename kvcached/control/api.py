@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kvcached.arguments import check_incarnation, check_limit, check_note, check_revision, check_wait
+from kvcached.arguments import check_bound, check_note, check_wait
 from kvcached.ledger.publication import publish
 from kvcached.light_dataclasses import replace
 from kvcached.settings import check_instance_name, choose_ledger_dir
@@ -135,7 +135,8 @@ def _publish(
 ) -> PublicationResult:
     """Check the arguments of both functions and do what they say."""
     if_revision, if_incarnation, if_different = conditions
-    _check(limit_tokens, instance_name, if_revision, if_incarnation)
+    check_instance_name(instance_name)
+    check_bound(limit_tokens, if_revision, if_incarnation)
     check_note(note)
     seconds = None if wait is None else check_wait(wait)
     directory = choose_ledger_dir(ledger_dir)
@@ -171,24 +172,55 @@ def forecast_prefix_cache_retention_limit(
         limit_tokens: Idle tokens that each replica may retain: -1 unlimited, 0 none, N at most N.
         instance_name: The name the operator gave the engine (``KVCACHED_INSTANCE_NAME``).
         ledger_dir: The ledger directory; default ``KVCACHED_LEDGER_DIR``, else ``/dev/shm/kvcached-<uid>``.
-        if_revision: As for the publication: the instance's highest revision has to be this one.
-        if_incarnation: As for the publication: the instance has to be this one still.
-        if_different: As for the publication: the forecast is ``unchanged`` if this limit is desired everywhere.
+        if_revision: As for the publication.
+        if_incarnation: As for the publication.
+        if_different: The forecast is ``unchanged`` if this limit is desired everywhere.
 
     Returns:
         The forecast: the status that the publication would most likely return, and for each replica how many tokens
         would be kept, evicted at once, and evicted at most later. What would prevent it is in the forecast, too.
 
     Raises:
-        TypeError: an argument of another type, as for the publication.
-        ValueError: a limit, an instance name, a ledger directory or an incarnation that cannot be meant.
+        TypeError, ValueError: as for the publication.
 
     """
-    _check(limit_tokens, instance_name, if_revision, if_incarnation)
+    conditions = (if_revision, if_incarnation, if_different)
+    return _forecast(limit_tokens, Bound.LIMIT, instance_name, ledger_dir, conditions)
+
+
+def forecast_kv_capacity_limit(
+    limit_tokens: int,
+    *,
+    instance_name: str,
+    ledger_dir: str | os.PathLike[str] | None = None,
+    if_revision: int | None = None,
+    if_incarnation: str | None = None,
+    if_different: bool = False,
+) -> Forecast:
+    """Return what :func:`set_kv_capacity_limit` would do with these arguments, and write nothing.
+
+    The twin of :func:`forecast_prefix_cache_retention_limit`: the same callers, arguments, result and exceptions.
+    ``kept_tokens`` are those that may be held in all. Whether the cap is below what one longest request needs is not
+    forecast: only the engine knows that number.
+    """
+    conditions = (if_revision, if_incarnation, if_different)
+    return _forecast(limit_tokens, Bound.CAP, instance_name, ledger_dir, conditions)
+
+
+def _forecast(
+    limit_tokens: int,
+    bound: Bound,
+    instance_name: str,
+    ledger_dir: str | os.PathLike[str] | None,
+    conditions: tuple[int | None, str | None, bool],
+) -> Forecast:
+    """Check the arguments of both functions and forecast."""
+    if_revision, if_incarnation, _ = conditions
+    check_instance_name(instance_name)
+    check_bound(limit_tokens, if_revision, if_incarnation)
     from kvcached.control.queries.forecast import Conditions, forecast  # noqa: PLC0415 - publishing does without it
 
-    conditions = Conditions(if_revision, if_incarnation, different=if_different)
-    return forecast(limit_tokens, instance_name, choose_ledger_dir(ledger_dir), conditions)
+    return forecast(limit_tokens, instance_name, choose_ledger_dir(ledger_dir), Conditions(*conditions, bound))
 
 
 def get_publication_history(
@@ -232,25 +264,16 @@ def get_instances(ledger_dir: str | os.PathLike[str] | None = None) -> tuple[Ins
     return instances.get_instances(ledger_dir)
 
 
-def _check(limit_tokens: int, instance_name: str, if_revision: int | None, if_incarnation: str | None) -> None:
-    check_limit(limit_tokens)
-    check_instance_name(instance_name)
-    if if_revision is not None:
-        check_revision(if_revision)
-    if if_incarnation is not None:
-        check_incarnation(if_incarnation)
-
-
 def _wait(
     result: PublicationResult, directory: str, seconds: float, started: float, stop: threading.Event | None
 ) -> PublicationResult:
     if not result.accepted:
         return result
-    # Only who waits pays for its import.
-    from kvcached.control.queries.waiting import wait_until_applied  # noqa: PLC0415
+    from kvcached.control.queries.waiting import wait_until_applied  # noqa: PLC0415 - only who waits pays for it
 
+    watch = None if stop is None else _Stopper(stop)
     try:
-        return wait_until_applied(result, directory, seconds, _watch(stop), since=started)
+        return wait_until_applied(result, directory, seconds, watch, since=started)
     except _StoppedError:
         return stopped_waiting(result, started)
 
@@ -275,7 +298,3 @@ class _Stopper:
     def __call__(self, _progress: object) -> None:
         if self._stop.is_set():
             raise _StoppedError
-
-
-def _watch(stop: threading.Event | None) -> _Stopper | None:
-    return None if stop is None else _Stopper(stop)

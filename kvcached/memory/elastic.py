@@ -83,34 +83,49 @@ class Elastic:
         free = self._free.free_rows()
         if self._settled and not self._has_changed(free):
             return
+        least, peak = self._extremes(free)
         ended = now >= self._quarter_ends
         if ended:
-            self._end_quarters(now)
-        self._note(free)
+            self._end_quarters(now, least, peak)
+        self._note(free, least, peak)
         if self._candidates is not None:
             self._scan(self._candidates)
         elif ended:
             self._look(free)
 
-    def _note(self, free: int) -> None:
-        """Note what is free and in use at this step."""
+    def _extremes(self, free: int) -> tuple[int, int]:
+        """Return the fewest free rows and the most in use since the last step.
+
+        A step's requests may have come and gone before anybody looks. So all rows that were taken count as taken before
+        any was given back, which is at most one step's too many.
+        """
+        taken = self._memory.taken_rows
+        least = min(free, max(self._seen - taken, 0))
+        return least, max(self._free.active_rows(), self._seen_active + taken)
+
+    def _note(self, free: int, least: int, peak: int) -> None:
+        """Note what is free and in use after this step, and what was since the last one."""
         self._seen = free
-        self._least = min(self._least, free)
+        self._least = min(self._least, least)
         self._seen_active = self._free.active_rows()
-        self._peak = max(self._peak, self._seen_active, int(self._memory.was_taken_from))
-        self._settled = self._memory.was_taken_from = False
+        self._peak = max(self._peak, peak)
+        self._memory.taken_rows = 0
+        self._settled = False
 
     def _has_changed(self, free: int) -> bool:
         """Return whether rows became free, or were taken or given up by requests, since the last step."""
-        return free != self._seen or self._memory.was_taken_from or self._free.active_rows() != self._seen_active
+        return free != self._seen or self._memory.taken_rows > 0 or self._free.active_rows() != self._seen_active
 
-    def _end_quarters(self, now: float) -> None:
-        """Close the quarters that have ended; since the last step nothing has changed but what this step will note."""
+    def _end_quarters(self, now: float, least: int, peak: int) -> None:
+        """Close the quarters that have ended.
+
+        What was so since the last step counts in all of them, because a step can be longer than a quarter and does not
+        tell when it took its rows. An idle engine has steps at their ends.
+        """
         ended = 1 + int((now - self._quarter_ends) / self._quarter_s)
-        slept = min(ended - 1, PEAK_QUARTERS)
-        self._least_by_quarter.extend([self._least, *[self._seen] * slept])
-        self._peaks.extend([self._peak, *[self._seen_active] * slept])
-        self._least, self._peak = self._seen, self._seen_active
+        self._least_by_quarter.extend([min(self._least, least), *[least] * min(ended - 1, QUARTERS)])
+        self._peaks.extend([max(self._peak, peak), *[peak] * min(ended - 1, PEAK_QUARTERS)])
+        self._least, self._peak = least, peak
         self._memory.tick += ended
         self._quarter_ends += ended * self._quarter_s
 

@@ -18,7 +18,7 @@ from kvcached.memory.figures import RETURNS, MemoryFigures
 from kvcached.memory.regions import rows_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from kvcached.memory.regions import PoolShape, Run
     from kvcached.memory.returning import Returned, Transport
@@ -49,8 +49,8 @@ class PoolMemory:
         """What rows that are taken now are marked with; see ``elastic``."""
         self.follows_taking = False
         """Whether :meth:`take` has to be called at all; plugins skip the call while it is False."""
-        self.was_taken_from = False
-        """Whether requests were given rows since somebody last set this to False."""
+        self.taken_rows = 0
+        """How many rows requests were given since somebody last set this to 0."""
         self._keeps_marks = False
         self._transport = transport
         self._obstacle = obstacle or ("" if transport is not None else "nothing here can return it")
@@ -89,7 +89,7 @@ class PoolMemory:
         """Return whether ``row`` holds memory, is not offered, and was last taken at ``not_taken_since`` or before."""
         return _FIRST_TICK <= self._marks[row] <= not_taken_since
 
-    def take(self, rows: Iterable[int]) -> None:
+    def take(self, rows: Collection[int]) -> None:
         """Note that requests get ``rows``, which will hold memory from now on. Call before they are written."""
         marks, tick = self._marks, self.tick
         came_back = 0
@@ -101,7 +101,7 @@ class PoolMemory:
                 else:
                     self._offered_rows -= 1
             marks[row] = tick
-        self.was_taken_from = True
+        self.taken_rows += len(rows)
         if came_back:
             self._kept_bytes *= 1 - came_back / self._returned_rows
             self._returned_rows -= came_back

@@ -13,7 +13,7 @@ from kvcached.memory.regions import covering_pages, runs_of
 from kvcached.rig.group_transport import GroupTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from kvcached.memory.regions import PoolShape, Region, Run
 
@@ -46,9 +46,8 @@ class GuardedMemory(PoolMemory):
         super().__init__(shape, transport, obstacle)
         self._guard = transport
 
-    def take(self, rows: Iterable[int]) -> None:
+    def take(self, rows: Collection[int]) -> None:
         """Note that requests get ``rows``, and let them be accessed again."""
-        rows = list(rows)
         self._guard.reopen(runs_of(row for row in rows if self.is_returned(row)))
         super().take(rows)
 

@@ -7,17 +7,23 @@ from datetime import timezone
 from typing import TYPE_CHECKING
 
 import pytest
+from support.capped import NO_CAP_YET
 from support.toys import ToyCache
 
 from kvcached.control import (
+    Bound,
+    BoundReport,
     LedgerDirectoryError,
+    Outcome,
     PublicationStatus,
     Update,
+    forecast_kv_capacity_limit,
     forecast_prefix_cache_retention_limit,
     get_instances,
     get_publication_history,
     set_prefix_cache_retention_limit,
 )
+from kvcached.light_dataclasses import replace
 from kvcached.policy import RetentionPolicy
 
 if TYPE_CHECKING:
@@ -37,6 +43,22 @@ def test_a_forecast_says_what_a_publication_would_do_and_writes_nothing(ledger_d
     (replica,) = forecast.replicas
     assert (replica.kept_tokens, replica.evict_now_tokens, replica.evict_later_tokens) == (1000, 3800, 320)
     assert {member.revision for member in get_instances(ledger_dir)[0].replicas[0].members} == {0}
+    assert get_publication_history(ledger_dir).publications == ()
+
+
+def test_a_forecast_of_a_cap_counts_what_is_in_use_as_well(ledger_dir: Path, subscribe: Subscribe) -> None:
+    """A cap is about all tokens that are held; an engine that knows none keeps what it has, and takes no revision."""
+    report = RetentionPolicy(ToyCache(idle=4800, active=1280), 16000).report()
+    subscription = subscribe()
+    subscription.acknowledge(replace(report, cap=BoundReport(NO_CAP_YET, 0, Outcome.STARTUP, "")))
+    for cap, (now, later) in {6080: (0, 0), 2000: (4080, 0), 1000: (4800, 280), -1: (0, 0)}.items():
+        forecast = forecast_kv_capacity_limit(cap, instance_name="engine", ledger_dir=ledger_dir)
+        (replica,) = forecast.replicas
+        assert (forecast.bound, forecast.revision, replica.kept_tokens) == (Bound.CAP, 1, cap)
+        assert (replica.evict_now_tokens, replica.evict_later_tokens) == (now, later)
+    subscription.acknowledge(report)
+    (replica,) = forecast_kv_capacity_limit(1000, instance_name="engine", ledger_dir=ledger_dir).replicas
+    assert (replica.kept_tokens, replica.evict_now_tokens, replica.evict_later_tokens) == (-1, 0, 0)
     assert get_publication_history(ledger_dir).publications == ()
 
 

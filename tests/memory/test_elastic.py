@@ -40,10 +40,11 @@ class InstantTransport:
 class StackPool:
     """A pool that hands out first what was freed last, and counts the returned rows among them as faults."""
 
-    def __init__(self) -> None:
-        self.stack = list(range(ROWS))
+    def __init__(self, rows: int = ROWS) -> None:
+        self.rows = rows
+        self.stack = list(range(rows))
         self.transport = InstantTransport()
-        self.memory = PoolMemory(PoolShape(ROWS, 4096), self.transport)
+        self.memory = PoolMemory(PoolShape(rows, 4096), self.transport)
         self.elastic = Elastic(self.memory, self, AFTER_S, 0.0)
         self.now = 0.0
         self.faults = 0
@@ -53,7 +54,7 @@ class StackPool:
         return len(self.stack)
 
     def active_rows(self) -> int:
-        return ROWS - len(self.stack) - self.cached
+        return self.rows - len(self.stack) - self.cached
 
     def withheld_rows(self) -> int:
         return 0
@@ -68,12 +69,15 @@ class StackPool:
         self.faults += gone - self.memory.gone_rows
         return taken
 
+    def step(self, step_s: float) -> None:
+        self.now += step_s
+        self.elastic.on_step(self.now)
+        self.memory.advance()
+
     def run(self, seconds: float, step_s: float = 0.1) -> None:
         end = self.now + seconds
         while self.now < end:
-            self.now += step_s
-            self.elastic.on_step(self.now)
-            self.memory.advance()
+            self.step(step_s)
 
     def sleep(self) -> int:
         """Do as an idle engine does: call at ``wake_at`` alone; return how many calls that took."""
@@ -148,6 +152,37 @@ def test_requests_that_come_and_go_between_two_steps_keep_their_rows() -> None:
         pool.run(0.1)
     assert pool.transport.rows == returned
     assert pool.returned_rows == ROWS - 500
+
+
+@pytest.mark.parametrize("step_s", [AFTER_S / 2, AFTER_S, 3 * AFTER_S])
+def test_steps_longer_than_the_time_do_not_make_a_busy_engine_idle(step_s: float) -> None:
+    """Requests that follow each other at once keep their rows and the margin, however long one step of theirs takes."""
+    pool = StackPool(2000)
+    pool.sleep()
+    for turn in range(40):
+        first = pool.allocate(400)
+        pool.step(step_s)
+        second = pool.allocate(30)
+        pool.step(0.1)
+        pool.stack += second + first
+        pool.step(0.0)
+        if turn == 20:
+            before = pool.faults
+    assert pool.faults == before == 430
+    assert pool.returned_rows == 2000 - 430
+
+
+def test_rows_that_requests_need_within_one_step_only_are_kept_as_those_of_longer_requests() -> None:
+    """A peak that no step ever ends with is remembered while requests run, for longer than a row stays unused."""
+    pool = StackPool()
+    pool.sleep()
+    for turn in range(400):
+        peak = turn % int(3 * AFTER_S / 0.1) == 0
+        pool.stack += pool.allocate(900 if peak else 50)[::-1]
+        pool.step(0.1)
+    assert pool.faults == 900
+    pool.sleep()
+    assert pool.returned_rows == ROWS
 
 
 def test_idle_engine_wakes_a_bounded_number_of_times() -> None:

@@ -89,13 +89,20 @@ class Engine:
 class Engines:
     """Starts engines; a test has its own ledger directory under ``tmp_path``."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, starter: list[str] | None = None) -> None:
+        """Start engines in ``directory``, each by the command ``starter`` if one is given."""
+        (directory / "ledger").mkdir(mode=0o700, parents=True)
         self.directory = directory
+        self.starter = starter or []
         self.started: list[Process] = []
+
+    def within(self, name: str, starter: list[str]) -> Engines:
+        """Return what starts engines in a folder of this one, each by the command ``starter``; stop it as well."""
+        return Engines(self.directory / name, starter)
 
     def launch(self, *arguments: str, instance: str = "rig", **environment: str) -> Process:
         """Start ``python -m kvcached.rig`` and return at once."""
-        command = [sys.executable, "-m", "kvcached.rig", "--instance", instance, "--check", *arguments]
+        command = [*self.starter, sys.executable, "-m", "kvcached.rig", "--instance", instance, "--check", *arguments]
         command += ["--ledger-dir", str(self.directory / "ledger"), "--report", str(self.directory / "report.json")]
         process = popen(
             command,
@@ -124,7 +131,6 @@ class Engines:
 @pytest.fixture
 def engines(tmp_path: Path) -> Iterator[Engines]:
     """Return what starts engines in ``tmp_path``."""
-    (tmp_path / "ledger").mkdir(mode=0o700)
     engines = Engines(tmp_path)
     yield engines
     engines.stop()

@@ -6,6 +6,7 @@ What a rank can do is said twice: :class:`KvMemory` looks when the rank takes it
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from kvcached.memory.regions import PoolShape
 from kvcached.memory.returning import LocalTransport
 from kvcached.policy import RetentionPolicy
 from kvcached.replica_policy import ReplicaPolicy
+from kvcached.settings import STARTUP_CAP_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from kvcached.engines.sglang.cache import RadixPrefixCache
     from kvcached.engines.sglang.placement import Placement
     from kvcached.engines.sglang.rank_messages import Startup
+
+_log = logging.getLogger(__name__)
 
 PIPELINE_OBSTACLE = "pp_size > 1: pipeline stages do not act at the same step"
 
@@ -38,6 +42,7 @@ class KvMemory:
         """Look at the pool of ``scheduler``; reads ``/proc/self/smaps``, which takes milliseconds per GiB."""
         self._scheduler = scheduler
         self._ranks = placement.width
+        self._is_source = placement.is_source
         unknown = explain_pool(scheduler)
         tensors = [] if unknown or placement.pp_size > 1 else find_tensors(scheduler)
         slots, page_tokens = (1, 1) if unknown else _size_of(scheduler.token_to_kv_pool_allocator)
@@ -72,12 +77,20 @@ class KvMemory:
             else:
                 cache.withheld_tokens = pool.withheld_tokens
                 capacity = CapacityPolicy(pool, retention, memory, startup.cap_tokens, chunk_tokens=CAP_CHUNK_TOKENS)
+        if capacity is None and self._is_source:
+            warn_unless_applied(STARTUP_CAP_VARIABLE, startup.cap_tokens, no_cap)
         token_bytes = self._token_bytes * self._ranks
         policy = ReplicaPolicy(retention, capacity, memory, token_bytes=token_bytes, no_cap_reason=no_cap)
         if pool is not None and startup.elastic_after_s is not None and memory.can_return:
             pool.reuse_newest_first()
             policy.become_elastic(Elastic(memory, pool, startup.elastic_after_s, time.monotonic()))
         return policy
+
+
+def warn_unless_applied(variable: str, tokens: int, reason: str) -> None:
+    """Say that the startup bound in ``variable`` is not applied, if there is one: this launch would hide it."""
+    if tokens >= 0:
+        _log.warning("%s=%d is not applied: %s", variable, tokens, reason)
 
 
 def _size_of(allocator: Any) -> tuple[int, int]:  # noqa: ANN401 - SGLang's allocator

@@ -22,7 +22,7 @@ from kvcached.engines.sglang.attaching import attach
 from kvcached.engines.sglang.cache import RadixPrefixCache, UnsupportedCacheError
 from kvcached.engines.sglang.doorbell import fit_doorbell
 from kvcached.engines.sglang.identity import identify
-from kvcached.engines.sglang.kv_memory import KvMemory
+from kvcached.engines.sglang.kv_memory import PIPELINE_OBSTACLE, KvMemory, warn_unless_applied
 from kvcached.engines.sglang.placement import name_members, read_placement
 from kvcached.engines.sglang.rank_messages import Startup, dialect
 from kvcached.engines.sglang.replica import ReplicaControl
@@ -30,6 +30,7 @@ from kvcached.engines.sglang.replica_source import Source
 from kvcached.guards import call_guarded, log_fault
 from kvcached.ledger.registration import InstanceNameTakenError
 from kvcached.ledger.subscription import Subscription
+from kvcached.settings import STARTUP_CAP_VARIABLE, STARTUP_LIMIT_VARIABLE
 from kvcached.values import UNLIMITED, Update
 
 if TYPE_CHECKING:
@@ -223,6 +224,9 @@ class SchedulerHooks:
         staged = placement.pp_size > 1
         limit = UNLIMITED if staged else settings.startup_limit_tokens
         cap = UNLIMITED if staged else settings.startup_cap_tokens
+        if staged:
+            warn_unless_applied(STARTUP_LIMIT_VARIABLE, settings.startup_limit_tokens, PIPELINE_OBSTACLE)
+            warn_unless_applied(STARTUP_CAP_VARIABLE, settings.startup_cap_tokens, PIPELINE_OBSTACLE)
         doorbell = fit_doorbell(scheduler)
         subscription = Subscription(
             identify(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
 
 class Block(Protocol):
@@ -27,7 +27,7 @@ class TakenBlocks(Protocol):
     follows_taking: bool
     """Whether it wants to hear it."""
 
-    def take(self, rows: Iterable[int]) -> None:
+    def take(self, rows: Collection[int]) -> None:
         """Note that blocks with these ids are handed out."""
 
 
@@ -36,7 +36,7 @@ class _NoMemory:
 
     follows_taking = False
 
-    def take(self, rows: Iterable[int]) -> None:
+    def take(self, rows: Collection[int]) -> None:
         """Do nothing."""
 
 

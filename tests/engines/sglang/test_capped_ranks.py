@@ -14,6 +14,7 @@ from sglang_server import wait_until
 from torch.distributed import HashStore
 
 from kvcached.control import get_instances, set_kv_capacity_limit
+from kvcached.engines.sglang.kv_memory import PIPELINE_OBSTACLE
 from kvcached.engines.sglang.rank_messages import Startup
 from kvcached.values import Bound, Outcome, Update
 
@@ -158,6 +159,19 @@ def test_a_rank_whose_pool_cannot_be_capped_speaks_for_all(tmp_path: Path) -> No
     report = said(tmp_path)
     assert (report.cap.outcome, report.cap.reason) == (Outcome.UNSUPPORTED_ENGINE, "another allocator")
     assert report.outcome is Outcome.STARTUP
+
+
+def test_startup_bounds_that_pipeline_stages_do_not_keep_are_said_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The environment's limit and cap are named with the reason, by the one rank that publishes for its replica."""
+    environ = {"KVCACHED_MAX_CACHED_TOKENS": "900", "KVCACHED_MAX_KV_TOKENS": "5000"}
+    for source in (True, False):
+        scheduler = scheduler_of(build("unified-python"), source=source)
+        scheduler.ps.pp_size = 2
+        take_place(scheduler, tmp_path, HashStore(), environ)
+    warnings = [message for message in caplog.messages if "is not applied" in message]
+    assert warnings == [f"{name}={value} is not applied: {PIPELINE_OBSTACLE}" for name, value in environ.items()]
 
 
 def test_a_rank_that_cannot_return_its_memory_is_left_out_of_the_figures(tmp_path: Path) -> None:

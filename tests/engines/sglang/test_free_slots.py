@@ -101,12 +101,15 @@ def test_a_scheduler_without_the_totals_is_left_alone(lacking: str) -> None:
         ({"max_req_len": None}, "how long a request can be"),
     ],
 )
-def test_what_cannot_be_capped_says_why(changed: dict[str, Any], reason: str) -> None:
-    """A scheduler that counts on its free slots in another way is refused, with the reason in its report."""
+def test_what_cannot_be_capped_says_why(changed: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A scheduler that counts on its free slots in another way is refused, and so is a startup cap, aloud."""
     allocator = make_allocator(SIZE, 1, pool=SimpleNamespace())
     memory = KvMemory(make_scheduler(allocator, **changed), PLACE)
     cache: Any = SimpleNamespace(block_tokens=1)  # else not asked: there is no pool to adapt
     policy = memory.build(Startup(-1), cache, -1, lambda: None)
+    assert not caplog.messages
+    policy = memory.build(Startup(-1, cap_tokens=900), cache, -1, lambda: None)
+    assert caplog.messages == [f"KVCACHED_MAX_KV_TOKENS=900 is not applied: {memory.no_cap}"]
     assert policy.capacity is None
     assert reason in memory.no_cap
     assert reason in memory.obstacle
