@@ -78,6 +78,52 @@ def fill(server: Server, first: int, count: int, length: int = 600) -> None:
         server.generate_all([prompt(seed, length) for seed in range(begin, min(begin + 8, first + count))], tokens=2)
 
 
+@pytest.fixture
+def elastic(serve: Serve, wide_model: Path) -> Server:
+    """Return a server whose memory follows what its requests use.
+
+    Its tests come before those of ``server``, which stays: its two ranks never stop looking for work.
+    """
+    environ = {"KVCACHED_ELASTIC": "1", "KVCACHED_ELASTIC_AFTER": "2", **STRICT}
+    return serve(wide_model, *WIDE, environ=environ, probes=("withheld",))
+
+
+def test_an_idle_elastic_engine_holds_its_retained_tokens_and_nothing_else(elastic: Server, say: Say) -> None:
+    """After a start, and again after the limit dropped to nothing, what is free goes back by itself."""
+    began = time.monotonic()
+    wait_until(lambda: elastic.status()[0]["resident_bytes"] < 64 << 20, 30, "the pool of a fresh engine is returned")
+    say(f"fresh pool returned {time.monotonic() - began:.1f} s after the server was up")
+    fill(elastic, 3000, 24)
+    # The engine's own allocations grow too, with the first requests above all: so what fell is compared with what was
+    # said to be returned, not with what the process held when it was fresh.
+    filled, resident = anonymous_of(elastic), elastic.status()[0]["resident_bytes"]
+    assert resident > 200 << 20
+    elastic.apply_limit(0)
+    began = time.monotonic()
+    most = 0.05 * resident
+    wait_until(lambda: elastic.status()[0]["resident_bytes"] < most, 30, "the evicted tokens' memory is back")
+    returned, fallen = resident - elastic.status()[0]["resident_bytes"], filled - anonymous_of(elastic)
+    say(f"returned {returned >> 20} MiB after {time.monotonic() - began:.1f} s, {fallen >> 20} MiB fell")
+    assert fallen >= 0.95 * returned
+    assert elastic.generate(prompt(3001, 600)).cached_tokens == 0
+    elastic.apply_limit(-1)
+    check_log(elastic)
+
+
+@pytest.mark.long
+def test_a_steady_load_on_an_elastic_engine_pays_no_faults(elastic: Server, say: Say) -> None:
+    """Once a load with a third of the pool in use has run for a while, no step waits for memory."""
+    elastic.apply_limit(POOL * 3 // 10)
+    fill(elastic, 3100, 60)
+    faults = []
+    for block in range(6):
+        before = sum(minor_faults(pid) for pid in pids_of(elastic))
+        fill(elastic, 3200 + 40 * block, 40)
+        faults.append(sum(minor_faults(pid) for pid in pids_of(elastic)) - before)
+    say(f"page faults per 40 requests of 600 tokens: {faults}; all their KV is {40 * 600 * 4} pages")
+    assert min(faults[3:]) < 40 * 600 * 4 / 50
+
+
 def test_a_cap_returns_memory_and_a_raise_gives_it_back(server: Server, say: Say) -> None:
     """The processes' own memory falls by what is said to be returned, at once; raised again, the pool is whole."""
     fill(server, 1000, 16)
@@ -225,46 +271,3 @@ def test_toggled_bounds_change_no_output(server: Server, serve: Serve, wide_mode
         assert answer.output_ids == other.output_ids, index
         # What batch a request is in, and how much of it was cached, changes the last bits of a sum.
         assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-3), index
-
-
-@pytest.fixture(scope="module")
-def elastic(serve_module: Serve, wide_model: Path) -> Server:
-    """Return a server whose memory follows what its requests use."""
-    environ = {"KVCACHED_ELASTIC": "1", "KVCACHED_ELASTIC_AFTER": "2", **STRICT}
-    return serve_module(wide_model, *WIDE, environ=environ, probes=("withheld",))
-
-
-def test_an_idle_elastic_engine_holds_its_retained_tokens_and_nothing_else(elastic: Server, say: Say) -> None:
-    """After a start, and again after the limit dropped to nothing, what is free goes back by itself."""
-    began = time.monotonic()
-    wait_until(lambda: elastic.status()[0]["resident_bytes"] < 64 << 20, 30, "the pool of a fresh engine is returned")
-    say(f"fresh pool returned {time.monotonic() - began:.1f} s after the server was up")
-    fill(elastic, 3000, 24)
-    # The engine's own allocations grow too, with the first requests above all: so what fell is compared with what was
-    # said to be returned, not with what the process held when it was fresh.
-    filled, resident = anonymous_of(elastic), elastic.status()[0]["resident_bytes"]
-    assert resident > 200 << 20
-    elastic.apply_limit(0)
-    began = time.monotonic()
-    most = 0.05 * resident
-    wait_until(lambda: elastic.status()[0]["resident_bytes"] < most, 30, "the evicted tokens' memory is back")
-    returned, fallen = resident - elastic.status()[0]["resident_bytes"], filled - anonymous_of(elastic)
-    say(f"returned {returned >> 20} MiB after {time.monotonic() - began:.1f} s, {fallen >> 20} MiB fell")
-    assert fallen >= 0.95 * returned
-    assert elastic.generate(prompt(3001, 600)).cached_tokens == 0
-    elastic.apply_limit(-1)
-    check_log(elastic)
-
-
-@pytest.mark.long
-def test_a_steady_load_on_an_elastic_engine_pays_no_faults(elastic: Server, say: Say) -> None:
-    """Once a load with a third of the pool in use has run for a while, no step waits for memory."""
-    elastic.apply_limit(POOL * 3 // 10)
-    fill(elastic, 3100, 60)
-    faults = []
-    for block in range(6):
-        before = sum(minor_faults(pid) for pid in pids_of(elastic))
-        fill(elastic, 3200 + 40 * block, 40)
-        faults.append(sum(minor_faults(pid) for pid in pids_of(elastic)) - before)
-    say(f"page faults per 40 requests of 600 tokens: {faults}; all their KV is {40 * 600 * 4} pages")
-    assert min(faults[3:]) < 40 * 600 * 4 / 50
