@@ -81,10 +81,11 @@ class Elastic:
     def on_step(self, now: float) -> None:
         """Note what is free, and offer what can be spared. Call after each step, and at :attr:`wake_at` when idle."""
         free = self._free.free_rows()
-        if self._settled and not self._has_changed(free):
+        ended = now >= self._quarter_ends
+        quiet = self._settled or not (ended or self._candidates is not None)
+        if quiet and not self._has_changed(free):
             return
         least, peak = self._extremes(free)
-        ended = now >= self._quarter_ends
         if ended:
             self._end_quarters(now, least, peak)
         self._note(free, least, peak)
