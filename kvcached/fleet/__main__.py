@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 PROGRAM = "kvcached-agent"
 
+DEFAULT_LEASE_S = 60
+LEAST_LEASE_S = 3
+MOST_DIGITS = 4
+
 EPILOG = """\
 examples:
   kvcached-agent --fleet file:/etc/kvcached/desired.json --status-file /run/kvcached/status.json
@@ -63,6 +67,13 @@ def _parser() -> argparse.ArgumentParser:
         add(f"--min-{what}", metavar="LIMIT", type=_tokens, default=0, help=f"refuse a smaller {what}")
         add(f"--max-{what}", metavar="LIMIT", type=_tokens, default=-1, help=f"refuse a larger {what}")
     add("--status-file", metavar="PATH", help="for a file source: where to write what became of the documents")
+    add(
+        "--lease",
+        metavar="SECONDS",
+        type=_lease,
+        default=DEFAULT_LEASE_S,
+        help=f"for etcd: after how many seconds a silent agent counts as lost (default {DEFAULT_LEASE_S})",
+    )
     add("-V", "--version", action="version", version=f"{PROGRAM} {__version__}")
     return parser
 
@@ -71,7 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
     bounds = NodeBounds(arguments.min_limit, arguments.max_limit, arguments.min_cap, arguments.max_cap)
     node = NodeIdentity(arguments.node, dict(arguments.label), bounds)
     ledger_dir = choose_ledger_dir(arguments.ledger_dir)
-    source = open_source(parse_fleet_url(arguments.fleet), node, arguments.status_file)
+    source = open_source(parse_fleet_url(arguments.fleet), node, ledger_dir, arguments.status_file, arguments.lease)
     lock = AgentLock(ledger_dir)
     agent = Agent(node, ledger_dir, source)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,6 +109,13 @@ def _node(text: str) -> str:
         message = f"{text!r} is not a node name; use 1 to 63 of A-Z a-z 0-9 . _ -"
         raise argparse.ArgumentTypeError(message)
     return text
+
+
+def _lease(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and int(text) >= LEAST_LEASE_S):
+        message = f"{text!r} is not a number of seconds from {LEAST_LEASE_S} up"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
 
 
 def _label(text: str) -> tuple[str, str]:

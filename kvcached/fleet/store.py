@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from kvcached.fleet.document import DocumentError, parse_document, parse_object
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kvcached.fleet.document import Desired, DocumentError
+    from kvcached.fleet.document import Desired
     from kvcached.fleet.target_status import TargetStatus
 
 
@@ -27,6 +29,25 @@ class Hold:
 
     note: str = ""
     until: float | None = None
+
+
+def stored_of(revision: str, text: bytes) -> Stored:
+    """Return a document as it was read; one that cannot be applied is a value as well."""
+    try:
+        return Stored(revision, parse_document(text))
+    except DocumentError as error:
+        return Stored(revision, None, error)
+
+
+def hold_of(text: bytes) -> Hold:
+    """Return what a hold says. One that cannot be understood holds for good: leaving alone is the safe side."""
+    try:
+        fields = parse_object(text)
+    except DocumentError:
+        return Hold("a hold that cannot be read")
+    note, until = fields.get("note", ""), fields.get("until")
+    is_time = isinstance(until, (int, float)) and not isinstance(until, bool)
+    return Hold(note if isinstance(note, str) else "", until if is_time else None)
 
 
 @dataclass(frozen=True)

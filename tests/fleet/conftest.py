@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.commands import Toys
+from support.needs import need_module, need_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from support.etcd_cluster import EtcdCluster
 
 
 class Agents:
@@ -138,3 +141,28 @@ class DesiredFile:
 def desired(tmp_path: Path) -> DesiredFile:
     """Return a file of documents that does not exist yet."""
     return DesiredFile(tmp_path)
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
+    """Return a running etcd of one member."""
+    yield from running_etcd(tmp_path, 1)
+
+
+@pytest.fixture
+def etcd_of_three(tmp_path: Path) -> Iterator[EtcdCluster]:
+    """Return a running etcd of three members."""
+    yield from running_etcd(tmp_path, 3)
+
+
+def running_etcd(directory: Path, members: int) -> Iterator[EtcdCluster]:
+    need_program("etcd", "etcd-server")
+    need_module("grpc")
+    from support.etcd_cluster import EtcdCluster  # noqa: PLC0415 - imports grpc, which a machine may lack
+
+    cluster = EtcdCluster(directory, members)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
