@@ -44,12 +44,13 @@ def wait_for_fleet(
     *,
     expect: int = 1,
     known: tuple[FleetTarget, ...] = (),
+    tolerated: int = 0,
 ) -> FleetWait:
     """Wait until at least ``expect`` targets, and all that live, have applied the document of this revision.
 
     Of a document in roll-out only those count that take the new rules. Targets that appear meanwhile count as well;
-    one that was ``known`` or seen alive and ends is lost. Ends early where a target refuses, or a newer document
-    decides. Raises what ``read`` raises. Seconds.
+    one that was ``known`` or seen alive and ends is lost. Ends early where more than ``tolerated`` targets refuse, or a
+    newer document decides. Raises what ``read`` raises. Seconds.
     """
     began = time.monotonic()
     seen = {one.node: one for one in known}
@@ -58,7 +59,7 @@ def wait_for_fleet(
         found = _judge(read(), instance, revision, seen, expect)
         waited = time.monotonic() - began
         settled = found.enough and not found.lagging
-        if settled or found.superseded or found.refusing or waited >= timeout_s:
+        if settled or found.superseded or len(found.refusing) > tolerated or waited >= timeout_s:
             return FleetWait(**{**vars(found), "waited_s": round(waited, 3)})
         time.sleep(min(pause, max(0.0, timeout_s - waited)))
         pause = min(LOOK_LAST_S, 1.5 * pause)
@@ -75,4 +76,4 @@ def _judge(view: FleetView, instance: str, revision: str, seen: dict[str, FleetT
     applied = tuple(one for one in live.values() if has_applied(one, revision))
     refusing = tuple(one for one in current if one.status.refuses)
     lagging = tuple(one for one in live.values() if one not in applied and one not in refusing)
-    return FleetWait(applied, lagging, lost, refusing, enough=len(applied) + len(lost) >= expect)
+    return FleetWait(applied, lagging, lost, refusing, enough=len(applied) + len(lost) + len(refusing) >= expect)

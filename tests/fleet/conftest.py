@@ -1,15 +1,12 @@
-"""Agents, engines and stores as real processes, for tests of a fleet."""
+"""Agents, engines and stores as real processes, for tests of a fleet; each test has its own."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from support.commands import Toys
+from support.fleet import Agents, DesiredFile, FleetControl, Nodes, Rigs
 from support.needs import need_module, need_program
 
 if TYPE_CHECKING:
@@ -17,33 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.etcd_cluster import EtcdCluster
-
-
-class Agents:
-    """Starts ``kvcached-agent`` on ledger directories, and ends what is left at the end of a test."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.started: list[subprocess.Popen[bytes]] = []
-
-    def start(self, fleet: str, ledger_dir: Path, *options: str, node: str = "n1") -> subprocess.Popen[bytes]:
-        """Start an agent, and return at once."""
-        command = [sys.executable, "-m", "kvcached.fleet", "--fleet", fleet, "--node", node, *options]
-        with (self.directory / f"agent-{node}.log").open("ab") as log:
-            process = subprocess.Popen([*command, "--ledger-dir", str(ledger_dir)], stderr=log)
-        self.started.append(process)
-        return process
-
-    def log(self, node: str = "n1") -> str:
-        """Return what the agents of a node said so far."""
-        return (self.directory / f"agent-{node}.log").read_text()
-
-    def stop(self) -> None:
-        """End what is still running."""
-        for process in self.started:
-            process.kill()
-            process.wait()
-            assert "Traceback" not in "".join(path.read_text() for path in self.directory.glob("agent-*.log"))
 
 
 @pytest.fixture
@@ -62,79 +32,12 @@ def toys(ledger_dir: Path) -> Iterator[Toys]:
     toys.stop()
 
 
-class Rigs:
-    """Starts real embedded engines in one ledger directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, instance: str = "chat") -> subprocess.Popen[str]:
-        """Start a one-rank engine that idles, and wait for its line ``ready``."""
-        command = [sys.executable, "-m", "kvcached.rig", "--instance", instance, "--requests", "1", "--linger", "600"]
-        process = subprocess.Popen(
-            [*command, "--ledger-dir", str(self.directory)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == f"ready {instance} {self.directory}\n"
-        return process
-
-    def kill(self, process: subprocess.Popen[str]) -> None:
-        """Kill an engine and its ranks."""
-        os.killpg(process.pid, 9)
-        process.communicate()
-
-    def stop(self) -> None:
-        """End what is still running."""
-        for process in self.started:
-            if process.poll() is None:
-                self.kill(process)
-
-
 @pytest.fixture
 def rigs(ledger_dir: Path) -> Iterator[Rigs]:
     """Return what starts embedded engines in ``ledger_dir``."""
     rigs = Rigs(ledger_dir)
     yield rigs
     rigs.stop()
-
-
-class DesiredFile:
-    """A file of documents that is replaced whole, and the status file of the agent that follows it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / "desired.json"
-        self.status_path = directory / "status.json"
-
-    @property
-    def fleet(self) -> str:
-        """The file as a fleet's URL."""
-        return f"file:{self.path}"
-
-    def write(self, **documents: dict[str, Any]) -> None:
-        """Replace the file by one with these documents."""
-        self.write_text(json.dumps({"instances": documents}))
-
-    def write_text(self, text: str) -> None:
-        """Replace the file by one with this text."""
-        temporary = self.path.with_suffix(".new")
-        temporary.write_text(text)
-        temporary.replace(self.path)
-
-    def status(self, instance: str) -> dict[str, Any]:
-        """Return what the agent says of an instance; an empty object before it said anything."""
-        if not self.status_path.exists():
-            return {}
-        return dict(json.loads(self.status_path.read_text())["targets"].get(instance, {}))
-
-    def state(self, instance: str) -> str:
-        """Return the state of an instance."""
-        return str(self.status(instance).get("state", ""))
 
 
 @pytest.fixture
@@ -166,3 +69,17 @@ def running_etcd(directory: Path, members: int) -> Iterator[EtcdCluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, agents: Agents) -> Iterator[Nodes]:
+    """Return what starts nodes."""
+    nodes = Nodes(tmp_path, agents)
+    yield nodes
+    nodes.stop()
+
+
+@pytest.fixture
+def fleet_control(etcd: EtcdCluster) -> FleetControl:
+    """Return the command line on ``etcd``."""
+    return FleetControl(etcd.url())

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from conftest import Agents
     from support.commands import Toys
     from support.etcd_cluster import EtcdCluster
+    from support.fleet import Agents
 
     from kvcached.fleet.etcd.etcd_operator import FleetOperator
 

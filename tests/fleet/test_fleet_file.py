@@ -17,8 +17,8 @@ from kvcached.fleet.file import FileSource
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Agents, DesiredFile, Rigs
     from support.commands import Toys
+    from support.fleet import Agents, DesiredFile, Rigs
 
 
 def desired_pair(directory: Path, instance: str = "chat") -> tuple[int, int]:
