@@ -58,12 +58,22 @@ def etcd_of_three(tmp_path: Path) -> Iterator[EtcdCluster]:
     yield from running_etcd(tmp_path, 3)
 
 
-def running_etcd(directory: Path, members: int) -> Iterator[EtcdCluster]:
+@pytest.fixture
+def etcd_with_tls(tmp_path: Path) -> Iterator[EtcdCluster]:
+    """Return a running etcd of one member with TLS and accounts."""
+    for cluster in running_etcd(tmp_path, 1, tls=True):
+        cluster.turn_accounts_on("test")
+        yield cluster
+
+
+def running_etcd(directory: Path, members: int, *, tls: bool = False) -> Iterator[EtcdCluster]:
     need_program("etcd", "etcd-server")
     need_module("grpc")
     from support.etcd_cluster import EtcdCluster  # noqa: PLC0415 - imports grpc, which a machine may lack
 
     cluster = EtcdCluster(directory, members)
+    if tls:
+        cluster.use_tls()
     try:
         cluster.start()
         yield cluster

@@ -6,6 +6,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 from support.commands import run, wait_for
 from support.fleet import FleetControl
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from support.etcd_cluster import EtcdCluster
     from support.fleet import Nodes
+
+pytestmark = pytest.mark.fleet
 
 
 def test_one_command_sets_all_nodes_and_waits_for_them(

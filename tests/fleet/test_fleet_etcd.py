@@ -85,6 +85,7 @@ def test_a_deleted_document_changes_no_engine(
     assert limit_of(toys.directory) == 5000
 
 
+@pytest.mark.fleet
 def test_a_hold_keeps_the_fleet_off_one_target(
     agents: Agents, toys: Toys, etcd: EtcdCluster, operator: FleetOperator
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_hold_keeps_the_fleet_off_one_target(
     wait_for(lambda: limit_of(toys.directory) == 5000, "the fleet's limit")
 
 
+@pytest.mark.fleet
 def test_of_writes_that_compared_one_revision_exactly_one_wins(etcd: EtcdCluster, operator: FleetOperator) -> None:
     """Two operators write 50 times each over what they read: no write is lost unseen, and revisions grow."""
     wins: list[int] = []
@@ -128,6 +130,7 @@ def test_of_writes_that_compared_one_revision_exactly_one_wins(etcd: EtcdCluster
     assert operator.read().revision == max(wins) == 1 + len(wins)
 
 
+@pytest.mark.fleet
 def test_a_second_machine_of_one_node_name_does_nothing(
     agents: Agents, toys: Toys, etcd: EtcdCluster, operator: FleetOperator, tmp_path: Path
 ) -> None:
@@ -143,6 +146,7 @@ def test_a_second_machine_of_one_node_name_does_nothing(
     assert state_of(operator) == "applied"
 
 
+@pytest.mark.fleet
 def test_an_agent_that_freezes_is_lost_and_comes_back(
     agents: Agents, toys: Toys, etcd: EtcdCluster, operator: FleetOperator
 ) -> None:
@@ -161,6 +165,7 @@ def test_an_agent_that_freezes_is_lost_and_comes_back(
     wait_for(lambda: state_of(operator) == "applied" and limit_of(toys.directory) == 6000, "return")
 
 
+@pytest.mark.fleet
 def test_a_fleet_at_rest_writes_nothing(agents: Agents, toys: Toys, etcd: EtcdCluster, operator: FleetOperator) -> None:
     """Once everything is applied the store's revision does not move, though leases are renewed."""
     toys.start("chat")

@@ -43,6 +43,7 @@ def test_limit_and_cap_are_published_and_reported(
     assert [one["note"] for one in history] == [f"fleet r{status['observed']} ana: night"] * 2
 
 
+@pytest.mark.fleet
 def test_labels_choose_and_other_instances_are_left_alone(agents: Agents, toys: Toys, desired: DesiredFile) -> None:
     """A rule for a label of the node decides, and an instance without a document is unmanaged and untouched."""
     toys.start("chat", "free")
@@ -107,6 +108,7 @@ def test_nonsense_and_a_missing_file_keep_the_last_valid_documents(
     wait_for(lambda: desired_pair(toys.directory) == (2, 6000), "next document")
 
 
+@pytest.mark.fleet
 def test_a_second_agent_on_one_directory_is_refused(agents: Agents, toys: Toys, desired: DesiredFile) -> None:
     """The second agent ends with exit 1 and says who is in the way; after the first one's death the next one runs."""
     toys.start("chat")
@@ -139,6 +141,7 @@ def test_a_restarted_engine_gets_the_fleets_value_at_once(agents: Agents, rigs: 
     assert max(delays) < 1.0
 
 
+@pytest.mark.fleet
 def test_an_agent_killed_at_random_moments_publishes_nothing_again(
     agents: Agents, toys: Toys, desired: DesiredFile
 ) -> None:

@@ -131,6 +131,10 @@ class Nodes:
         found = get_instances(self.directory / name / "ledgers")
         return found[0].replicas[0].members[0].limit_tokens if found else -2
 
+    def revision(self, name: str) -> int:
+        """Return the revision that is stored for the engine of a node."""
+        return get_instances(self.directory / name / "ledgers")[0].replicas[0].members[0].revision
+
     def limits(self) -> list[int]:
         """Return those of all nodes."""
         return [self.limit(name) for name in self.toys]
