@@ -18,7 +18,7 @@ from kvcached.ledger.snapshot import Snapshot, look_again, look_at
 from kvcached.values import UNLIMITED, Bound, Outcome, incarnation_text, kept_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from kvcached.ledger.open_ledger import Ledger
     from kvcached.ledger.replicas import Replica
@@ -89,6 +89,10 @@ def _progress(replica: Replica, tokens: int, bound: Bound) -> tuple[str, str]:
     return (state.value, answer.reason) if settled else (TargetState.APPLYING.value, "")
 
 
+SLOTS_S = 1.0
+"""How old what was read of the slots may be where no bell rang: an engine that is killed rings none."""
+
+
 class LocalLedgers:
     """A ledger directory that is looked at again and again. For the agent's thread, except :meth:`wake`."""
 
@@ -98,9 +102,13 @@ class LocalLedgers:
         self._snapshot = Snapshot(path)
         self._ears: list[_Ear] = []
         self._rung = threading.Event()
+        self._stale_at = 0.0
 
     def look(self) -> tuple[tuple[LocalTarget, ...], str]:
-        """Return all targets, by name, and why the directory could not be looked at, if so. Raises nothing."""
+        """Return all targets, by name, and why the directory could not be looked at, if so. Raises nothing.
+
+        Whether files came or went is looked up each time, and the slots after a bell or ``SLOTS_S`` seconds.
+        """
         if self._directory is not None and not self._is_current(self._directory):
             self.close()
         if self._directory is None:
@@ -109,16 +117,18 @@ class LocalLedgers:
             except LedgerDirectoryError as error:
                 return (), str(error)
             self._snapshot = look_at(self._directory)
-        else:
+            self._ears = [_Ear(ledger, bell, self.wake) for ledger in self._snapshot.ledgers for bell in _BELLS]
+        elif time.monotonic() >= self._stale_at:
+            self._stale_at = time.monotonic() + SLOTS_S
             self._snapshot = look_again(self.path, self._snapshot.files)
-        self._listen(replica.members[0].ledger for replica in self._snapshot.replicas)
         found = tuple(LocalTarget(name, self._snapshot.of(name).replicas) for name in self._snapshot.names)
         return found, "; ".join(self._snapshot.unseen)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until an engine, a publisher or :meth:`wake` rings, or until the time is over."""
-        self._rung.wait(timeout_s)
-        self._rung.clear()
+        if self._rung.wait(timeout_s):
+            self._rung.clear()
+            self._stale_at = 0.0
 
     def wake(self) -> None:
         """End a :meth:`wait`, or the next one. Any thread, and signal handlers."""
@@ -133,13 +143,6 @@ class LocalLedgers:
             known = [look.gpu for look in snapshot.files]
             return directory.gpu_ids() == known and all(ledger.is_current() for ledger in snapshot.ledgers)
         return False
-
-    def _listen(self, ledgers: Iterable[Ledger]) -> None:
-        """Listen to the bells of these ledgers, and to no others."""
-        wanted = {ledger.gpu: ledger for ledger in ledgers}
-        if {ear.ledger.gpu for ear in self._ears} != wanted.keys():
-            self._stop_listening()
-            self._ears = [_Ear(ledger, bell, self.wake) for ledger in wanted.values() for bell in _BELLS]
 
     def _stop_listening(self) -> None:
         for ear in self._ears:

@@ -167,7 +167,7 @@ def test_agents_killed_at_random_moments_publish_each_change_once(nodes: Nodes, 
             if dice.random() < 0.5:
                 changes += 1
                 assert write(operator, 1000 + changes)
-            time.sleep(dice.uniform(0.0, 0.8))
+            time.sleep(dice.uniform(0.3, 2.0))
             nodes.agents.started[-1].kill()
             nodes.agents.started[-1].wait()
             assert nodes.revision("n1") <= changes
