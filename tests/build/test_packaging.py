@@ -18,7 +18,7 @@ SOURCES = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.
 ENTRY_POINTS = """
 from importlib.metadata import entry_points
 for group in ("console_scripts", "vllm.general_plugins", "sglang.srt.plugins"):
-    print(group, *[point.value for point in entry_points(group=group) if point.value.startswith("kvcached")])
+    print(group, *sorted(one.value for one in entry_points(group=group) if one.value.startswith("kvcached")))
 from kvcached.ledger import binding
 import kvcached.control
 print(binding.library_version(), binding.LIBRARY_PATH)
@@ -77,7 +77,7 @@ def unpack_sdist(archive: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
 def test_every_kind_of_install_works(kind: str, tree: Path, tmp_path: Path) -> None:
-    """The library loads, both plugins and the console script are announced, whichever way it was installed."""
+    """The library loads, both plugins and both console scripts are announced, whichever way it was installed."""
     if kind == "sdist":
         tree = unpack_sdist(build(tree, "build_sdist"))
     wheel = build(tree, "build_editable" if kind == "editable" else "build_wheel")
@@ -86,7 +86,7 @@ def test_every_kind_of_install_works(kind: str, tree: Path, tmp_path: Path) -> N
     python = install(wheel, tmp_path / "venv")
     output = subprocess.run([python, "-c", ENTRY_POINTS], cwd="/", capture_output=True, text=True, check=True).stdout
     assert output.splitlines()[:3] == [
-        "console_scripts kvcached.control.__main__:main",
+        "console_scripts kvcached.control.__main__:main kvcached.fleet.__main__:main",
         "vllm.general_plugins kvcached.engines.vllm:register",
         "sglang.srt.plugins kvcached.engines.sglang:register",
     ]

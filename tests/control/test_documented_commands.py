@@ -37,6 +37,10 @@ ELSEWHERE = {
     "python -m kvcached.rig": "tests/rig/test_rig_processes.py",
     "source .venv/bin/activate": "scripts/setup-venv",
     "pip install": "tests/build/test_packaging.py",
+    "kvcached-agent": "tests/fleet/test_fleet_documented.py",
+    "etcd ": "tests/fleet/test_fleet_documented.py",
+    "export KVCACHED_FLEET": "tests/fleet/test_fleet_documented.py",
+    "mkdir ": "tests/fleet/test_fleet_documented.py",
 }
 """Commands that are run elsewhere, and where."""
 
@@ -76,8 +80,8 @@ def test_own_commands_do_what_they_are_shown_to_do(documented: Control) -> None:
     assert len(found) >= 8
     for command in found:
         arguments = shlex.split(command)
-        if arguments[0] == "advise" or "--of-max" in arguments:
-            build_parser().parse_args(arguments)  # what it says takes traffic: its own tests see to that
+        if arguments[0] == "advise" or {"--of-max", "--fleet"} & set(arguments):
+            build_parser().parse_args(arguments)  # needs traffic or a fleet: their own tests see to that
         elif arguments[0] == "watch" or "--port" in arguments:
             assert _interrupted(documented, [re.sub("^9477$", "0", argument) for argument in arguments]) == 0, command
         else:

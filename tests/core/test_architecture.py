@@ -182,13 +182,26 @@ def test_nothing_imports_engines_or_rig() -> None:
 
 def test_engine_side_does_not_know_the_control_side() -> None:
     """What runs inside an engine imports nothing of publication, instances or the command line."""
-    control_side = {"arguments", "control"} | {
+    control_side = {"arguments", "control", "fleet"} | {
         f"ledger.{name}" for name in ("addressees", "instances", "publication", "results")
     }
     for path in modules():
         if path.relative_to(PACKAGE).parts[0] in {"engines", "rig"}:
             below = [name.split(".") for name in imported(path)]
             assert not {".".join(name[:depth]) for name in below for depth in (1, 2)} & control_side, path
+
+
+def test_the_fleet_is_between_the_ledgers_and_the_command_line() -> None:
+    """The fleet imports nothing of the control side or the engines, and only its etcd package knows grpc."""
+    for path in modules():
+        own = path.relative_to(PACKAGE).parts
+        names = imported(path)
+        if own[0] == "fleet":
+            assert not {name.split(".")[0] for name in names} & {"control", "engines", "rig", "policy"}, path
+        if own[0] not in {"fleet", "control"}:
+            assert "fleet" not in {name.split(".")[0] for name in names}, path
+        if own[:2] != ("fleet", "etcd"):
+            assert not re.search(r"^\s*(from|import) (grpc|google)", path.read_text(), re.MULTILINE), path
 
 
 def test_only_the_binding_knows_cffi() -> None:

@@ -44,6 +44,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     when.add_argument("--dry-run", action="store_true", help="show what would be evicted, and publish nothing")
     shared_options.add_json(parser)
+    _add_fleet(parser)
+
+
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
+    fleet = parser.add_argument_group("on all nodes of a fleet")
+    shared_options.add_fleet(fleet)
+    fleet.add_argument(
+        "--where", metavar="K=V", type=shared_options.label, action="append", help="only on nodes with this label"
+    )
+    fleet.add_argument("--expect", metavar="N", type=shared_options.revision, help="with --wait: at least N targets")
+    fleet.add_argument(
+        "--waves", metavar="P,P", type=shared_options.waves, help="in steps, such as 1,10,50,100 percent"
+    )
+    shared_options.add_wave_options(fleet)
 
 
 def _add_conditions(parser: argparse.ArgumentParser) -> None:

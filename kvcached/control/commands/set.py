@@ -90,6 +90,12 @@ def _place_limit(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace, directory: str) -> int:
+    if arguments.fleet is not None:
+        from kvcached.control.commands.set_fleet import run_fleet  # noqa: PLC0415 - only when asked for
+
+        return run_fleet(arguments)
+    if arguments.where or arguments.waves or arguments.expect or arguments.check:
+        arguments.parser.error("--where, --waves, --check and --expect need --fleet")
     if arguments.of_max is not None:
         from kvcached.control.commands.set_of_max import take_advice  # noqa: PLC0415 - only when asked for
 

@@ -23,6 +23,8 @@ LEAST_INTERVAL_S = 0.1
 
 MAX_PORT = 65535
 
+WHOLE_PERCENT = 100
+
 MAX_PID = 2**22
 """The largest process id that Linux gives out."""
 
@@ -42,6 +44,38 @@ def add_ledger_dir(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the ledger directory (default: KVCACHED_LEDGER_DIR, else /dev/shm/kvcached-<uid>)",
     )
+
+
+def add_fleet(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--fleet``."""
+    parser.add_argument(
+        "--fleet", metavar="URL", nargs="?", const="", help="etcds://HOST:PORT,.../NAME (default: KVCACHED_FLEET)"
+    )
+
+
+def add_wave_options(parser: argparse._ActionsContainer) -> None:
+    """Declare what a roll-out does between its waves."""
+    parser.add_argument("--max-failed", metavar="N", type=revision, help="targets that may refuse (default 0)")
+    parser.add_argument("--soak", metavar="SECONDS", type=seconds, default=0.0, help="how long to wait after each wave")
+    parser.add_argument("--check", metavar="COMMAND", help="pause the roll-out if this fails after a wave")
+
+
+def label(text: str) -> tuple[str, str]:
+    """Parse a label."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and text.isprintable()):
+        message = f"{text!r} is not a label; write NAME=VALUE"
+        raise argparse.ArgumentTypeError(message)
+    return name, value
+
+
+def waves(text: str) -> list[float]:
+    """Parse the waves of a roll-out: growing percentages, the last one 100."""
+    found = [_number(part.removesuffix("%")) for part in text.split(",")]
+    if found != sorted(set(found)) or not found[0] > 0 or found[-1] != WHOLE_PERCENT:
+        message = f"{text!r} are not waves; give growing percentages that end in 100, such as 1,10,50,100"
+        raise argparse.ArgumentTypeError(message)
+    return found
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 
 from kvcached.control import exit_codes
-from kvcached.control.commands.shared_options import add_json, add_ledger_dir, instance_name
+from kvcached.control.commands.shared_options import add_fleet, add_json, add_ledger_dir, instance_name
 from kvcached.control.queries.directory_view import view_of
 from kvcached.control.rendering.text import complain
 from kvcached.ledger.not_found import not_found_message
@@ -26,6 +26,7 @@ EPILOG = """\
 examples:
   kvcached-control status --instance my-model
   kvcached-control status --history
+  kvcached-control status --fleet etcds://h1:2379,h2:2379/prod
 exit codes:
   0 shown           1 a ledger cannot be used, or two engines have one name
   2 wrong usage     3 no such instance or directory"""
@@ -42,11 +43,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="also show who published what and when (the last 64 publications per GPU, all instances together)",
     )
     add_json(parser)
+    add_fleet(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, print; the exit code."""
+    if arguments.fleet is not None:
+        from kvcached.control.commands.status_fleet import run_fleet_status  # noqa: PLC0415 - only when asked for
+
+        return run_fleet_status(arguments)
     path = choose_ledger_dir(arguments.ledger_dir)
     with open_snapshot(path) as snapshot:
         history = _read_history(snapshot, arguments)

@@ -1,0 +1,1 @@
+"""A fleet's documents in etcd: the only package that imports grpc and protobuf (``kvcached-control[fleet]``)."""

@@ -1,0 +1,180 @@
+"""The ledger directory of one node as its agent sees it: who lives in it, what they were told, and what they report."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvcached.fleet.target_status import TargetState
+from kvcached.ledger import ACKNOWLEDGED, PUBLISHED
+from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
+from kvcached.ledger.open_ledger import LISTEN_S
+from kvcached.ledger.publication import publish
+from kvcached.ledger.replicas import find_conflict
+from kvcached.ledger.snapshot import Snapshot, look_again, look_at
+from kvcached.values import UNLIMITED, Bound, Outcome, incarnation_text, kept_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcached.ledger.open_ledger import Ledger
+    from kvcached.ledger.replicas import Replica
+    from kvcached.ledger.results import PublicationResult
+
+
+@dataclass(frozen=True)
+class LocalTarget:
+    """All live replicas of one instance name in a ledger directory."""
+
+    name: str
+    replicas: tuple[Replica, ...]
+
+    @property
+    def incarnation(self) -> str:
+        """What tells this instance from its successors."""
+        return incarnation_text(replica.slot.incarnation for replica in self.replicas)
+
+    @property
+    def obstacle(self) -> str:
+        """Why nothing should be published now: two engines of one name, or members that are not here yet."""
+        missing = [replica.missing for replica in self.replicas if replica.missing]
+        return find_conflict(self.replicas) or (f"members {missing[0]} have no live slot" if missing else "")
+
+    def revision(self, bound: Bound) -> int:
+        """Return the highest revision that was published to it."""
+        return max(member.slot.desired_of(bound).revision for one in self.replicas for member in one.members)
+
+    def desires(self, tokens: int, bound: Bound) -> bool:
+        """Return whether all members were told these tokens by one publication."""
+        told = {member.slot.desired_of(bound) for one in self.replicas for member in one.members}
+        return len(told) == 1 and self.revision(bound) > 0 and told.pop().limit_tokens == tokens
+
+    def progress(self, tokens: int, bound: Bound) -> tuple[str, str]:
+        """Return the state and the reason of the replica that is furthest from these tokens."""
+        found = [_progress(replica, tokens, bound) for replica in self.replicas]
+        behind = [one for one in found if one[0] != TargetState.APPLIED]
+        return behind[0] if behind else (TargetState.APPLIED.value, "")
+
+    def publish(self, tokens: int, bound: Bound, ledger_dir: str, note: str) -> PublicationResult:
+        """Publish, unless somebody else did since this look, or the instance is another one by now."""
+        revision, incarnation = self.revision(bound), self.incarnation
+        return publish(
+            tokens,
+            self.name,
+            ledger_dir,
+            bound=bound,
+            if_revision=revision,
+            if_incarnation=incarnation,
+            note=note,
+        )
+
+
+def _progress(replica: Replica, tokens: int, bound: Bound) -> tuple[str, str]:
+    report = replica.slot.report
+    answer = report.of(bound)
+    wanted = max(member.slot.desired_of(bound).revision for member in replica.members)
+    if answer.outcome is Outcome.UNSUPPORTED_ENGINE or (answer.outcome.rejected and answer.settled_revision >= wanted):
+        return answer.outcome.value, answer.reason
+    if answer.applied.revision < wanted or answer.applied.limit_tokens != tokens:
+        return TargetState.APPLYING.value, ""
+    if bound is Bound.LIMIT:
+        kept = kept_tokens(tokens, replica.slot.identity.block_tokens)
+        if kept == UNLIMITED or report.idle_tokens <= kept:
+            return TargetState.APPLIED.value, ""
+    state = answer.outcome
+    settled = bound is Bound.CAP or state not in {Outcome.APPLIED, Outcome.STARTUP}
+    return (state.value, answer.reason) if settled else (TargetState.APPLYING.value, "")
+
+
+SLOTS_S = 1.0
+"""How old what was read of the slots may be where no bell rang: an engine that is killed rings none."""
+
+
+class LocalLedgers:
+    """A ledger directory that is looked at again and again. For the agent's thread, except :meth:`wake`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._directory: LedgerDirectory | None = None
+        self._snapshot = Snapshot(path)
+        self._ears: list[_Ear] = []
+        self._rung = threading.Event()
+        self._stale_at = 0.0
+
+    def look(self) -> tuple[tuple[LocalTarget, ...], str]:
+        """Return all targets, by name, and why the directory could not be looked at, if so. Raises nothing.
+
+        Whether files came or went is looked up each time, and the slots after a bell or ``SLOTS_S`` seconds.
+        """
+        if self._directory is not None and not self._is_current(self._directory):
+            self.close()
+        if self._directory is None:
+            try:
+                self._directory = LedgerDirectory(self.path, writable=False)
+            except LedgerDirectoryError as error:
+                return (), str(error)
+            self._snapshot = look_at(self._directory)
+            self._ears = [_Ear(ledger, bell, self.wake) for ledger in self._snapshot.ledgers for bell in _BELLS]
+        elif time.monotonic() >= self._stale_at:
+            self._stale_at = time.monotonic() + SLOTS_S
+            self._snapshot = look_again(self.path, self._snapshot.files)
+        found = tuple(LocalTarget(name, self._snapshot.of(name).replicas) for name in self._snapshot.names)
+        return found, "; ".join(self._snapshot.unseen)
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until an engine, a publisher or :meth:`wake` rings, or until the time is over."""
+        if self._rung.wait(timeout_s):
+            self._rung.clear()
+            self._stale_at = 0.0
+
+    def wake(self) -> None:
+        """End a :meth:`wait`, or the next one. Any thread, and signal handlers."""
+        self._rung.set()
+
+    def _is_current(self, directory: LedgerDirectory) -> bool:
+        """Return whether the directory still holds the files of the last look, all of them whole."""
+        snapshot = self._snapshot
+        if any(look.ledger is None for look in snapshot.files) or not directory.is_current():
+            return False
+        with suppress(LedgerDirectoryError):
+            known = [look.gpu for look in snapshot.files]
+            return directory.gpu_ids() == known and all(ledger.is_current() for ledger in snapshot.ledgers)
+        return False
+
+    def _stop_listening(self) -> None:
+        for ear in self._ears:
+            ear.stopping.set()
+        for ear in self._ears:
+            ear.thread.join()
+        self._ears = []
+
+    def close(self) -> None:
+        """Give up the directory; the next look opens it again."""
+        self._stop_listening()
+        if self._directory is not None:
+            self._directory.close()
+        self._directory = None
+
+
+_BELLS = (PUBLISHED, ACKNOWLEDGED)
+
+
+class _Ear:
+    """A thread that sleeps on one doorbell: a futex is one word, and several cannot be slept on at once."""
+
+    def __init__(self, ledger: Ledger, bell: int, wake: Callable[[], None]) -> None:
+        self.ledger = ledger
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self._listen, args=(bell, wake), name="kvcached-ear", daemon=True)
+        self.thread.start()
+
+    def _listen(self, bell: int, wake: Callable[[], None]) -> None:
+        with suppress(OSError):  # a ledger that was cut rings no more; the look by the clock finds it
+            seen = self.ledger.bell(bell)
+            while not self.stopping.is_set():
+                if self.ledger.wait(bell, seen, time.monotonic() + LISTEN_S):
+                    seen = self.ledger.bell(bell)
+                    wake()
