@@ -84,6 +84,7 @@ ALLOWED = {
     "advisor/estimator": {"advisor.idle_stack", "advisor.sampling", "advisor.windows"},
     "advisor/page": set(),
     "advisor/page_file": {"advisor.page", "ledger.directory", "ledger.registration"},
+    "advisor/reading": {"advisor.curve", "advisor.page"},
     "advisor/observer": {
         "advisor.estimator",
         "advisor.page",
@@ -109,6 +110,15 @@ ALLOWED = {
         "program_name",
         "ledger.replicas",
         "ledger.results",
+        "values",
+    },
+    "ledger/waiting": {
+        "ledger",
+        "ledger.open_ledger",
+        "ledger.publication",
+        "ledger.replicas",
+        "ledger.results",
+        "ledger.snapshot",
         "values",
     },
 }
@@ -183,7 +193,7 @@ def test_nothing_imports_engines_or_rig() -> None:
 def test_engine_side_does_not_know_the_control_side() -> None:
     """What runs inside an engine imports nothing of publication, instances or the command line."""
     control_side = {"arguments", "control"} | {
-        f"ledger.{name}" for name in ("addressees", "instances", "publication", "results")
+        f"ledger.{name}" for name in ("addressees", "instances", "publication", "results", "waiting")
     }
     for path in modules():
         if path.relative_to(PACKAGE).parts[0] in {"engines", "rig"}:

@@ -6,16 +6,10 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from kvcached.advisor.reading import WINDOWS
 from kvcached.control import exit_codes
 from kvcached.control.commands.shared_options import add_json, add_ledger_dir, instance_name, share
-from kvcached.control.queries.recommendation import (
-    WINDOWS,
-    Advice,
-    Goal,
-    NoInstanceError,
-    advise_instance,
-    limit_phrase,
-)
+from kvcached.control.queries.recommendation import Advice, Goal, NoInstanceError, advise_instance, limit_phrase
 from kvcached.control.rendering.curve_text import curve_lines
 from kvcached.control.rendering.text import (
     BAD,
