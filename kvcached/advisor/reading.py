@@ -51,12 +51,30 @@ class Curve:
         return [(limit, self.at(limit)) for limit in (0, *self.limits)]
 
 
-def curve_of(page: Page, window: PageWindow) -> Curve:
-    """Return a window's sums as rates, moved by what the engine measured against the model."""
+def curve_of(page: Page, window: PageWindow, *, anchored: bool = True) -> Curve:
+    """Return a window's sums as rates, moved by what the engine measured against the model unless ``anchored`` is off.
+
+    The window has to have seen prompt tokens.
+    """
     error = (window.hit - window.predicted) / window.prompt
+    moved = error if anchored else 0.0
     total = 0.0
     sums = [total := total + bucket for bucket in window.buckets]
-    values = tuple(min(1.0, max(0.0, tokens / window.prompt + error)) for tokens in sums)
+    values = tuple(min(1.0, max(0.0, tokens / window.prompt + moved)) for tokens in sums)
     room = max(0, page.capacity_tokens - round(page.in_use_mean))
     measured = min(1.0, window.hit / window.prompt)
     return Curve(page.limits, values, measured, error, room, window.buckets[0] / window.prompt)
+
+
+def differing_by(page: Page) -> float:
+    """Return by how much the rates of a page's two windows differ at most; both have to have seen prompt tokens."""
+    now, long = (curve_of(page, window).values for window in page.windows)
+    return max(abs(one - other) for one, other in zip(now, long, strict=True))
+
+
+def current_window(page: Page) -> PageWindow:
+    """Return the window *long*, or *now* while the two differ by more than :data:`CHANGE`."""
+    now, long = page.windows
+    if min(now.prompt, long.prompt) <= 0:
+        return now
+    return now if differing_by(page) > CHANGE else long

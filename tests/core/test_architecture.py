@@ -112,6 +112,15 @@ ALLOWED = {
         "ledger.results",
         "values",
     },
+    "balance/rules": set(),
+    "balance/division": set(),
+    "balance/traffic": {"balance.rules"},
+    "balance/engine_look": {"advisor.page", "values"},
+    "balance/budget": {"balance.engine_look", "values"},
+    "balance/worth": {"advisor.page", "advisor.reading", "balance.engine_look", "printable_text"},
+    "balance/standing": {"balance.worth"},
+    "balance/proposal": {"balance.division", "balance.rules", "balance.standing"},
+    "balance/decision": {"balance.proposal", "balance.rules", "balance.standing"},
     "ledger/waiting": {
         "ledger",
         "ledger.open_ledger",
@@ -192,13 +201,20 @@ def test_nothing_imports_engines_or_rig() -> None:
 
 def test_engine_side_does_not_know_the_control_side() -> None:
     """What runs inside an engine imports nothing of publication, instances or the command line."""
-    control_side = {"arguments", "control"} | {
+    control_side = {"arguments", "balance", "control"} | {
         f"ledger.{name}" for name in ("addressees", "instances", "publication", "results", "waiting")
     }
     for path in modules():
         if path.relative_to(PACKAGE).parts[0] in {"engines", "rig"}:
             below = [name.split(".") for name in imported(path)]
             assert not {".".join(name[:depth]) for name in below for depth in (1, 2)} & control_side, path
+
+
+def test_balancing_does_not_know_the_command_line() -> None:
+    """What divides a budget imports nothing of the control package: a command is one way to run it."""
+    for path in modules():
+        if path.relative_to(PACKAGE).parts[0] in {"balance", "ledger", "advisor"}:
+            assert not any(name.split(".")[0] == "control" for name in imported(path)), path
 
 
 def test_only_the_binding_knows_cffi() -> None:

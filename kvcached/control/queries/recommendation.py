@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 from kvcached.advisor.curve import limit_for
 from kvcached.advisor.page import STOPPED, PageError
 from kvcached.advisor.page_file import read_page
-from kvcached.advisor.reading import CHANGE, DISAGREEMENT, LEAST_REQUESTS, LONG, NOW, STALE_S, WINDOWS, Curve, curve_of
+from kvcached.advisor.reading import (
+    CHANGE,
+    DISAGREEMENT,
+    LEAST_REQUESTS,
+    LONG,
+    NOW,
+    STALE_S,
+    WINDOWS,
+    Curve,
+    curve_of,
+    differing_by,
+)
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.registration import SlotPlace
@@ -149,7 +160,7 @@ def advise_page(page: Page, goal: Goal, window: str | None = None) -> Advice:
         return replace(nothing, refused="no requests seen yet")
     curves = {name: curve_of(page, one) for name, one in zip(WINDOWS, page.windows, strict=True)}
     warnings = [note] if note else []
-    difference = max(abs(one - other) for one, other in zip(curves[NOW].values, curves[LONG].values, strict=True))
+    difference = differing_by(page)
     if difference > CHANGE:
         warnings.append(f"traffic is changing: the rates of the windows now and long differ by up to {difference:.2f}")
     chosen = window or (NOW if difference > CHANGE else LONG)
