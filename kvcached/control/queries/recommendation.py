@@ -40,6 +40,9 @@ PROMISE = 0.02
 MOSTLY = 0.5
 """Which part of what is missing has to be hits on blocks in use before arrivals at the same moment are the cause."""
 
+RECORDED = "recorded"
+"""The window of a curve that comes from a trace: all of it."""
+
 WARM = 3
 """How many times the advised limit should have been seen in prompt tokens."""
 
@@ -166,6 +169,19 @@ def advise_page(page: Page, goal: Goal, window: str | None = None) -> Advice:
     chosen = window or (NOW if difference > CHANGE else LONG)
     seen = replace(nothing, window=chosen, curve=curves[chosen], warnings=tuple(warnings))
     return _choose(seen, curves[chosen], goal, page.block_tokens)
+
+
+def advise_recorded(curve: Curve, goal: Goal, requests: int, prompt_tokens: int, block_tokens: int) -> Advice:
+    """Return what follows from the curve of recorded traffic, whatever pool it will be served from."""
+    seen = Advice(
+        0,
+        room_tokens=curve.room_tokens,
+        window=RECORDED,
+        curve=curve,
+        observed_tokens=prompt_tokens,
+        requests=requests,
+    )
+    return _choose(seen, curve, goal, block_tokens)
 
 
 def _choose(seen: Advice, curve: Curve, goal: Goal, block_tokens: int) -> Advice:
