@@ -16,8 +16,8 @@ class ReplicaLook:
     """One replica under the bound that is balanced. Sizes are tokens where their names do not say bytes.
 
     ``published_tokens`` is the largest limit (or cap) that any of its members is told, ``applied_tokens`` the one in
-    force, -1 for none; ``used_tokens`` what counts against it. ``resident_bytes`` is 0 unless a cap returns memory.
-    ``page`` is the advisor's, or None for the reason ``page_problem``.
+    force, -1 for none; ``used_tokens`` what counts against it. ``resident_bytes`` is 0 unless memory of a cap has yet
+    to return. ``page`` is the advisor's, or None for the reason ``page_problem``.
     """
 
     published_tokens: int

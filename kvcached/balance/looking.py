@@ -105,7 +105,8 @@ def _replica(directory: LedgerDirectory, replica: Replica, bound: Bound) -> Repl
         page = read_page(directory, SlotPlace(first.ledger.gpu, first.index, slot.incarnation))
     except PageError as error:
         problem = str(error)
-    returning = bound is Bound.CAP and report.returns == "yes"
+    # An applied cap has its memory back, but for parts of pages at the ends of runs, which are nobody else's either.
+    returning = bound is Bound.CAP and report.returns == "yes" and report.cap.outcome is not Outcome.APPLIED
     return ReplicaLook(
         published_tokens=UNLIMITED if min(told) < 0 else max(told),
         applied_tokens=report.of(bound).applied.limit_tokens,

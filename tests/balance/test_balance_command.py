@@ -142,6 +142,31 @@ def test_it_waits_for_engines_that_are_not_there_yet(control: Control, toys: Toy
     assert process.returncode == 0
 
 
+def _state(control: Control) -> Any:  # noqa: ANN401 - JSON is anything
+    return json.loads((control.directory / "balance.default.json").read_text())
+
+
+@pytest.mark.needs_module("prometheus_client")
+def test_budgets_are_in_metrics_and_status(control: Control, ledger_dir: Path, toys: Toys) -> None:
+    """Without a budget there is no metric of one; with one they tell whether it is held, how full and by whom."""
+    toys.start("chat")
+    assert "kvcached_balance" not in control.run("metrics").stdout
+    assert control.run("balance", "--instances", "chat", "--budget", "1m", *QUICK).returncode == 1
+    shown = control.run("metrics").stdout
+    assert 'kvcached_balance_up{budget="default"} 0.0' in shown
+    assert 'kvcached_balance_budget{budget="default",unit="tokens"} 1e+06' in shown
+    assert 'kvcached_balance_state{budget="default",instance="chat",state="held"} 1.0' in shown
+    with BudgetLock(str(ledger_dir), "default"):
+        assert 'kvcached_balance_up{budget="default"} 1.0' in control.run("metrics").stdout
+        assert "budget default: 16,000 tokens of 1,000,000 tokens held; chat held" in control.run("status").stdout
+    assert "budget default (nobody balances it now" in control.run("status").stdout
+    assert control.json("status")["budgets"] == [
+        {"name": "default", "held_by_supervisor": False, "state": _state(control)}
+    ]
+    (ledger_dir / "balance.default.json").write_text('{"budget": [], "instances": [7, {"name": 3}], "time": "x"}')
+    assert 'kvcached_balance_budget{budget="default",unit="tokens"} NaN' in control.run("metrics").stdout
+
+
 def test_take_publishes_the_same_limit_under_the_budgets_name(control: Control, toys: Toys) -> None:
     """What was set by hand is published again unchanged, and the record says whose it is now."""
     toys.start("chat")

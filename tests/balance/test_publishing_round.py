@@ -19,6 +19,8 @@ from kvcached.balance.rules import Rules
 from kvcached.balance.standing import Party, Standing
 from kvcached.balance.terms import Terms
 from kvcached.ledger.publication import publish
+from kvcached.ledger.snapshot import take_snapshot
+from kvcached.ledger.waiting import wait_until_applied
 from kvcached.values import Bound, Outcome
 
 if TYPE_CHECKING:
@@ -35,14 +37,18 @@ BUDGET = 40_000
 class Round:
     """One round between "a", which gives, and "b", which gets, under a budget of 40,000 tokens."""
 
-    def __init__(self, ledger_dir: Path, monkeypatch: pytest.MonkeyPatch, size: int = BUDGET) -> None:
+    def __init__(
+        self, ledger_dir: Path, monkeypatch: pytest.MonkeyPatch, size: int = BUDGET, budget: Budget | None = None
+    ) -> None:
         monkeypatch.setattr("kvcached.balance.publishing_round.SHRINK_WAIT_S", 0.5)
-        self.terms = Terms(str(ledger_dir), ("a", "b"), Budget(size, in_bytes=False))
+        self.terms = Terms(str(ledger_dir), ("a", "b"), budget or Budget(size, in_bytes=False))
         self.observations = Observations(self.terms, Rules())
         self.before = self.look()
 
     def look(self) -> Mapping[str, InstanceLook]:
-        found = look_at_engines(self.terms.ledger_dir, self.terms.patterns, Bound.LIMIT, self.observations.knows)
+        found = look_at_engines(
+            self.terms.ledger_dir, self.terms.patterns, self.terms.budget.bound, self.observations.knows
+        )
         self.observations.note(found.instances, time.monotonic())
         return found.instances
 
@@ -53,9 +59,10 @@ class Round:
                 name,
                 Standing.BALANCED,
                 "",
-                look.limit_tokens,
+                self.terms.budget.held(look),
                 look.limit_tokens,
                 block_tokens=16,
+                token_cost=self.terms.budget.token_cost(look),
                 traffic=100.0,
                 worth=saturating(0.8, 5_000),
                 revision=look.revision,
@@ -132,6 +139,35 @@ def test_a_hand_that_raises_leaves_less_to_give(ledger_dir: Path, toys: Toys, mo
     assert publish(5_100, "c", str(ledger_dir)).accepted
     report = prepared.run()
     assert dict(report.limits) == {"a": 8_000, "b": 27_000 // 16 * 16}
+
+
+def test_caps_are_given_away_when_their_memory_is_back(
+    ledger_dir: Path, toys: Toys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a budget of all KV in bytes, caps move as limits do, and limits stay what they are."""
+    toys.start("a", "b", token_bytes=1024, cap_floor=1_000, capacity=40_000)
+    for name, cap in (("a", 20_000), ("b", 20_000)):
+        published = publish(cap, name, str(ledger_dir), bound=Bound.CAP)
+        assert wait_until_applied(published, str(ledger_dir), 20.0).applied
+    round_ = Round(ledger_dir, monkeypatch, budget=Budget(BUDGET * 1024, in_bytes=True, bound=Bound.CAP))
+    report = round_.prepare(a=14_000, b=39_000).run()
+    assert (dict(report.limits), report.problems) == ({"a": 14_000, "b": 26_000}, ())
+    assert {
+        member.slot.desired.revision for one in take_snapshot(str(ledger_dir)).replicas for member in one.members
+    } == {0}
+
+
+def test_a_cap_that_is_refused_gives_nothing(ledger_dir: Path, toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cap below what one longest request needs is not applied, so nothing of it is given away."""
+    toys.start("a", token_bytes=1024, cap_floor=16_000, capacity=20_000)
+    toys.start("b", token_bytes=1024, cap_floor=1_000, capacity=40_000)
+    published = publish(20_000, "b", str(ledger_dir), bound=Bound.CAP)
+    assert wait_until_applied(published, str(ledger_dir), 20.0).applied
+    round_ = Round(ledger_dir, monkeypatch, budget=Budget(BUDGET * 1024, in_bytes=True, bound=Bound.CAP))
+    report = round_.prepare(a=8_000, b=32_000).run()
+    assert dict(report.limits) == {"a": 8_000}
+    assert "16000 tokens" in report.problems[0]
+    assert round_.look()["a"].problem.startswith("rejected_below_floor")
 
 
 def test_shrinks_that_fail_are_counted_until_the_outcome_changes(

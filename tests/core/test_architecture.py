@@ -155,6 +155,7 @@ ALLOWED = {
         "ledger.waiting",
     },
     "balance/budget_lock": {"errors", "ledger.directory", "printable_text"},
+    "balance/budget_state": {"balance.budget_lock", "ledger.directory"},
     "balance/decision_json": {
         "balance.decision",
         "balance.publishing_round",

@@ -59,7 +59,9 @@ def start_engines(directory: str) -> subprocess.Popen[str]:
     half = str(BUDGET // 2)
     command = [sys.executable, str(ENGINE), "--ledger-dir", directory, "--instance", "a", "--instance", "b"]
     command += ["--startup-limit", half, "--idle", half]
-    engines = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    engines = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert engines.stdout is not None
     assert engines.stdout.readline().startswith("ready ")
     return engines
