@@ -43,6 +43,7 @@ class Observations:
         self._rules = rules
         self._known: dict[str, _Known] = {}
         self._published = dict(published or {})
+        self._last_look_s = float("-inf")
 
     @property
     def published(self) -> Mapping[str, tuple[str, int]]:
@@ -84,8 +85,6 @@ class Observations:
         for name in gone:
             del self._known[name]
         return changed
-
-    _last_look_s = float("-inf")
 
     def _is_ours(self, look: InstanceLook, known: _Known | None) -> bool:
         """Return whether nobody else published what an instance is told now."""

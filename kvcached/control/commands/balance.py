@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -161,6 +162,7 @@ class _Balance:
         if decision.verdict is Verdict.MOVED or now != self._situation:
             would = " (dry run)" if self._lock is None else ""
             say(f"{time.strftime('%H:%M:%S')}{would} {decision_line(decision, self._terms)}")
+            sys.stdout.flush()
         self._situation = now
 
     def _print_json(self, decision: Decision, report: RoundReport | None) -> None:
