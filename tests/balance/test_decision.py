@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.parties import cliff, party, saturating, useless
 
@@ -48,7 +48,7 @@ def sum_after(decision: Decision) -> int:
     )
 
 
-@settings(deadline=None, max_examples=80, derandomize=True)
+@settings(deadline=None, max_examples=80, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(parties())
 def test_no_division_is_above_the_budget_or_below_a_floor(found: list[Party]) -> None:
     """Limits under the best division fit beside what cannot be moved, and floors are kept, unless nothing is left."""
@@ -65,7 +65,7 @@ def test_no_division_is_above_the_budget_or_below_a_floor(found: list[Party]) ->
             assert decision.limit_of(one, best=True) <= one.limit_tokens
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)
+@settings(deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(parties())
 def test_what_is_moved_without_need_gains(found: list[Party]) -> None:
     """Where the budget is not exceeded, a move saves at least half a percent of all prompt tokens, and pays back."""

@@ -6,7 +6,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcached.balance.division import divide
@@ -35,7 +35,7 @@ def tried(worths: Sequence[Sequence[int]]) -> tuple[int, int]:
     return best, -fewest
 
 
-@settings(deadline=None, max_examples=80, derandomize=True)
+@settings(deadline=None, max_examples=80, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(worths())
 def test_division_equals_trying_everything(worths: list[list[int]]) -> None:
     """The sum is that of the best of all divisions, within the units, and no unit is handed out for nothing."""
