@@ -44,6 +44,11 @@ class Amount:
         self._percent = percent
         self._size_bytes = size_bytes
 
+    @property
+    def size_bytes(self) -> int:
+        """The number of bytes; 0 of a share of the capacity."""
+        return self._size_bytes
+
     def tokens(self, capacity_tokens: int, token_bytes: int) -> int:
         """Return the tokens that this is in an engine of these figures, rounded down.
 

@@ -269,7 +269,7 @@ def _wait(
 ) -> PublicationResult:
     if not result.accepted:
         return result
-    from kvcached.control.queries.waiting import wait_until_applied  # noqa: PLC0415 - only who waits pays for it
+    from kvcached.ledger.waiting import wait_until_applied  # noqa: PLC0415 - only who waits pays for it
 
     watch = None if stop is None else _Stopper(stop)
     try:

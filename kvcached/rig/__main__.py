@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from kvcached.rig.chats import CHAT_BLOCK_TOKENS, LONGEST_TOKENS, generate_chats, longest_request
 from kvcached.rig.config import CHUNK_BLOCKS, TOKEN_BYTES, RigConfig
 from kvcached.rig.scheduler import DEFAULT_STEP_TOKENS
-from kvcached.rig.trace import TRACE_BLOCK_TOKENS, TraceError, read_trace
 from kvcached.settings import (
     INSTANCE_NAME_VARIABLE,
     LEDGER_DIR_VARIABLE,
@@ -21,11 +20,12 @@ from kvcached.settings import (
     SettingsError,
     read_settings,
 )
+from kvcached.workload.trace import TRACE_BLOCK_TOKENS, TraceError, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvcached.rig.request import Arrival
+    from kvcached.workload.request import Arrival
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from kvcached.rig.request import Arrival, Request
+from kvcached.workload.request import Arrival, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

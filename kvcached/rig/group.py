@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from kvcached.rig.config import RigConfig
-    from kvcached.rig.request import Arrival
+    from kvcached.workload.request import Arrival
 
 _GRACE_S = 1.0
 """How long the launcher waits for the other ranks' exit codes once one has died, to name the right one."""

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
     from kvcached.ledger.registration import SlotPlace
     from kvcached.replica_policy import ReplicaPolicy
-    from kvcached.rig.request import Request
     from kvcached.rig.request_feed import Feed
     from kvcached.rig.scheduler import Scheduler
     from kvcached.values import Report, Update
+    from kvcached.workload.request import Request
 
 _LOOK_UP_S = 0.25
 """How long rank 0 rests at most before it looks whether it was told to end. Publications wake it at once."""

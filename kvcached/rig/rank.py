@@ -19,10 +19,10 @@ from kvcached.rig.injected_faults import FailingCache
 from kvcached.rig.intake import Stop
 from kvcached.rig.kv_rows import KvRows
 from kvcached.rig.rank_record import Recorder
-from kvcached.rig.request import Request
 from kvcached.rig.rig_pool import RigPool
 from kvcached.rig.scheduler import Scheduler
 from kvcached.values import UNLIMITED, Outcome, Update
+from kvcached.workload.request import Request
 
 if TYPE_CHECKING:
     from kvcached.memory.regions import Region

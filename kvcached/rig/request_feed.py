@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvcached.rig.request import Arrival, Request
+    from kvcached.workload.request import Arrival, Request
 
 IN_FLIGHT = 96
 """How many requests are unfinished at once where no time stamps pace the load."""

@@ -14,7 +14,7 @@ from kvcached.rig.block_cache import ROOT_KEY, BlockCache, chain_keys
 
 if TYPE_CHECKING:
     from kvcached.rig.kv_rows import KvRows
-    from kvcached.rig.request import Request
+    from kvcached.workload.request import Request
 
 DEFAULT_STEP_TOKENS = 16384
 """How many tokens one step computes at most."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvcached.rig.config import RigConfig
-    from kvcached.rig.request import Arrival
+    from kvcached.workload.request import Arrival
 
 EXIT_PEER_LOST = 75
 """Exit code of a rank whose group broke, so that the launcher can tell the cause from its consequences."""

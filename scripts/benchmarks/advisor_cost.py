@@ -23,8 +23,8 @@ from kvcached.rig.advisor_hook import AdvisedRank
 from kvcached.rig.block_cache import BlockCache
 from kvcached.rig.chats import CHAT_BLOCK_TOKENS, generate_chats
 from kvcached.rig.kv_rows import KvRows
-from kvcached.rig.request import Request
 from kvcached.rig.scheduler import Scheduler, Sequence
+from kvcached.workload.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from rig_process import Engine
 
-from kvcached.control.queries.recommendation import LONG, NOW, Goal, advise_instance
+from kvcached.advisor.reading import LONG, NOW
+from kvcached.control.queries.recommendation import Goal, advise_instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 from support.commands import AS_USER, PATIENCE_S, run, wait_for
 
-from kvcached.control.queries import waiting
-from kvcached.control.queries.waiting import ABSENCE_S, wait_until_applied
+from kvcached.ledger import waiting
 from kvcached.ledger.publication import publish
+from kvcached.ledger.waiting import ABSENCE_S, wait_until_applied
 
 if TYPE_CHECKING:
     from support.commands import Control, Toys
@@ -134,7 +134,7 @@ def test_newer_publication_of_the_same_limit_is_as_good(control: Control, toys: 
 
 WAIT_IN_A_SANDBOX = f"""
 import json, sys
-from kvcached.control.queries import waiting
+from kvcached.ledger import waiting
 from kvcached.ledger.publication import MemberResult, PublicationResult
 published = PublicationResult("accepted", "chat", 5000, 1, (MemberResult("cpu-0", 0, "published", 1, 5000, None),))
 waiting.ABSENCE_S = {SOON_S}

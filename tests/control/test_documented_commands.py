@@ -80,7 +80,7 @@ def test_own_commands_do_what_they_are_shown_to_do(documented: Control) -> None:
     assert len(found) >= 8
     for command in found:
         arguments = shlex.split(command)
-        if arguments[0] == "advise" or {"--of-max", "--fleet"} & set(arguments):
+        if arguments[0] in {"advise", "balance"} or {"--of-max", "--fleet"} & set(arguments):
             build_parser().parse_args(arguments)  # needs traffic or a fleet: their own tests see to that
         elif arguments[0] == "watch" or "--port" in arguments:
             assert _interrupted(documented, [re.sub("^9477$", "0", argument) for argument in arguments]) == 0, command
@@ -107,7 +107,7 @@ def test_commands_in_sentences_are_ours() -> None:
     assert found
     for command in found:
         arguments = shlex.split(command)[1:]
-        if arguments[1:] or arguments[0] not in ("set", "cap", "advise"):
+        if arguments[1:] or arguments[0] not in ("set", "cap", "advise", "balance"):
             build_parser().parse_args(arguments)
 
 

@@ -21,9 +21,9 @@ from kvcached.control import (
     get_instances,
     set_prefix_cache_retention_limit,
 )
-from kvcached.control.queries.waiting import wait_until_applied
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.publication import UNKNOWN_GPU, publish
+from kvcached.ledger.waiting import wait_until_applied
 from kvcached.values import Update
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def in_a_process(script: str, *arguments: object) -> str:
 FEW_DESCRIPTORS = """
 import json, os, resource, sys
 from kvcached.control import KvcachedError, get_instances, set_prefix_cache_retention_limit
-import kvcached.control.queries.waiting, kvcached.ledger.instances
+import kvcached.ledger.waiting, kvcached.ledger.instances
 from kvcached.ledger import binding
 binding.library_version()
 set_prefix_cache_retention_limit(1, instance_name="nobody", ledger_dir=sys.argv[1])

@@ -84,6 +84,7 @@ ALLOWED = {
     "advisor/estimator": {"advisor.idle_stack", "advisor.sampling", "advisor.windows"},
     "advisor/page": set(),
     "advisor/page_file": {"advisor.page", "ledger.directory", "ledger.registration"},
+    "advisor/reading": {"advisor.curve", "advisor.page"},
     "advisor/observer": {
         "advisor.estimator",
         "advisor.page",
@@ -109,6 +110,65 @@ ALLOWED = {
         "program_name",
         "ledger.replicas",
         "ledger.results",
+        "values",
+    },
+    "balance/rules": set(),
+    "balance/division": set(),
+    "balance/traffic": {"balance.rules"},
+    "balance/engine_look": {"advisor.page", "values"},
+    "balance/budget": {"balance.engine_look", "values"},
+    "balance/worth": {"advisor.page", "advisor.reading", "balance.engine_look", "printable_text"},
+    "balance/standing": {"balance.worth"},
+    "balance/proposal": {"balance.division", "balance.rules", "balance.standing"},
+    "balance/decision": {"balance.proposal", "balance.rules", "balance.standing"},
+    "balance/looking": {
+        "advisor.page",
+        "advisor.page_file",
+        "balance.engine_look",
+        "ledger.directory",
+        "ledger.registration",
+        "ledger.replicas",
+        "ledger.snapshot",
+        "values",
+    },
+    "balance/terms": {"balance.budget", "balance.rules"},
+    "balance/observations": {
+        "balance.engine_look",
+        "balance.rules",
+        "balance.standing",
+        "balance.terms",
+        "balance.traffic",
+        "balance.worth",
+        "ledger.waiting",
+        "values",
+    },
+    "balance/publishing_round": {
+        "arguments",
+        "balance.decision",
+        "balance.engine_look",
+        "balance.observations",
+        "balance.rules",
+        "balance.standing",
+        "balance.terms",
+        "ledger.publication",
+        "ledger.results",
+        "ledger.waiting",
+    },
+    "balance/budget_lock": {"errors", "ledger.directory", "printable_text"},
+    "balance/budget_state": {"balance.budget_lock", "ledger.directory"},
+    "balance/decision_json": {
+        "balance.decision",
+        "balance.publishing_round",
+        "balance.standing",
+        "balance.terms",
+    },
+    "ledger/waiting": {
+        "ledger",
+        "ledger.open_ledger",
+        "ledger.publication",
+        "ledger.replicas",
+        "ledger.results",
+        "ledger.snapshot",
         "values",
     },
 }
@@ -182,8 +242,8 @@ def test_nothing_imports_engines_or_rig() -> None:
 
 def test_engine_side_does_not_know_the_control_side() -> None:
     """What runs inside an engine imports nothing of publication, instances or the command line."""
-    control_side = {"arguments", "control", "fleet"} | {
-        f"ledger.{name}" for name in ("addressees", "instances", "publication", "results")
+    control_side = {"arguments", "balance", "control", "fleet"} | {
+        f"ledger.{name}" for name in ("addressees", "instances", "publication", "results", "waiting")
     }
     for path in modules():
         if path.relative_to(PACKAGE).parts[0] in {"engines", "rig"}:
@@ -202,6 +262,13 @@ def test_the_fleet_is_between_the_ledgers_and_the_command_line() -> None:
             assert "fleet" not in {name.split(".")[0] for name in names}, path
         if own[:2] != ("fleet", "etcd"):
             assert not re.search(r"^\s*(from|import) (grpc|google)", path.read_text(), re.MULTILINE), path
+
+
+def test_balancing_does_not_know_the_command_line() -> None:
+    """What divides a budget imports nothing of the control package: a command is one way to run it."""
+    for path in modules():
+        if path.relative_to(PACKAGE).parts[0] in {"balance", "ledger", "advisor"}:
+            assert not any(name.split(".")[0] == "control" for name in imported(path)), path
 
 
 def test_only_the_binding_knows_cffi() -> None:

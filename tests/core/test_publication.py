@@ -15,10 +15,10 @@ from support.toys import ToyCache, poll_now, settle
 from support.workers import publish_many
 
 from kvcached.control import get_instances, set_prefix_cache_retention_limit
-from kvcached.control.queries.waiting import wait_until_applied
 from kvcached.ledger.addressees import Addressees, look_up
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.publication import UNKNOWN_GPU, _publish_to, publish
+from kvcached.ledger.waiting import wait_until_applied
 from kvcached.policy import RetentionPolicy
 from kvcached.values import MAX_LIMIT_TOKENS, MAX_REVISION, Bound, Outcome, Update
 

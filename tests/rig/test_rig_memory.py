@@ -18,7 +18,7 @@ from kvcached.settings import read_settings
 from kvcached.values import Bound, Outcome, Update
 
 if TYPE_CHECKING:
-    from kvcached.rig.request import Request
+    from kvcached.workload.request import Request
 
 CAPACITY = 40_960
 LONGEST = 4096

@@ -15,9 +15,9 @@ from kvcached.rig.block_cache import BlockCache, chain_keys
 from kvcached.rig.cache_digest import CacheDigest
 from kvcached.rig.injected_faults import FailingCache
 from kvcached.rig.kv_rows import KvRows
-from kvcached.rig.request import Request
 from kvcached.rig.scheduler import Scheduler
 from kvcached.values import UNLIMITED, Outcome, Update
+from kvcached.workload.request import Request
 
 BLOCK_TOKENS = 16
 

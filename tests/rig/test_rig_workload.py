@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcached.rig.chats import CHAT_BLOCK_TOKENS, generate_chats
-from kvcached.rig.request import Arrival, Request
 from kvcached.rig.request_feed import IN_FLIGHT, Feed
-from kvcached.rig.trace import TraceError, read_trace
+from kvcached.workload.request import Arrival, Request
+from kvcached.workload.trace import TraceError, read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -35,6 +35,17 @@ def test_figures_of_a_storm_add_up_over_runs(tmp_path: Path) -> None:
     assert '"runs": 2' in state.read_text()
 
 
+def test_a_short_balance_storm_stays_within_the_budget() -> None:
+    """Supervisors die at random points of their rounds, and no look shows more than the budget."""
+    assert "above the budget 0" in run("balance_storm.py", "--kills", "40")
+
+
+def test_the_balance_storm_sees_a_round_that_does_not_wait() -> None:
+    """Rounds that raise before anything was given back are seen above the budget."""
+    with pytest.raises(AssertionError):
+        run("balance_storm.py", "--kills", "40", "--fault", "no-waiting")
+
+
 @pytest.mark.needs_module("torch")
 def test_a_short_soak_leaves_all_ranks_equal() -> None:
     """Some seconds of chaos around an engine under load end with equal ranks and the last limit in force."""

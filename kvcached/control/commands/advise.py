@@ -6,16 +6,10 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from kvcached.advisor.reading import WINDOWS
 from kvcached.control import exit_codes
-from kvcached.control.commands.shared_options import add_json, add_ledger_dir, instance_name, share
-from kvcached.control.queries.recommendation import (
-    WINDOWS,
-    Advice,
-    Goal,
-    NoInstanceError,
-    advise_instance,
-    limit_phrase,
-)
+from kvcached.control.commands.shared_options import add_block_tokens, add_json, add_ledger_dir, instance_name, share
+from kvcached.control.queries.recommendation import Advice, Goal, NoInstanceError, advise_instance, limit_phrase
 from kvcached.control.rendering.curve_text import curve_lines
 from kvcached.control.rendering.text import (
     BAD,
@@ -44,6 +38,7 @@ examples:
   kvcached-control advise --instance my-model
   kvcached-control advise --instance my-model --target 0.6 --window now
   kvcached-control advise --instance my-model --plot curve.png
+  kvcached-control advise --trace traffic.jsonl
   kvcached-control set --of-max 0.9 --instance my-model
 exit codes:
   0 a limit is advised for every replica   1 none for at least one, and why
@@ -55,9 +50,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "advise", help="predict the hit rate at other limits, and advise a limit", epilog=EPILOG
     )
-    parser.add_argument(
+    sources = parser.add_mutually_exclusive_group()
+    sources.add_argument(
         "--instance", metavar="NAME", type=instance_name, help="the instance's name, if there are several"
     )
+    sources.add_argument("--trace", metavar="FILE", help="recorded traffic (Mooncake format) instead of an engine")
+    add_block_tokens(parser)
     goals = parser.add_mutually_exclusive_group()
     goals.add_argument(
         "--of-max", metavar="F", type=share, help=f"a share of the attainable hit rate (default {DEFAULT_SHARE})"
@@ -78,6 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, print, draw; the exit code."""
     directory = choose_ledger_dir(arguments.ledger_dir)
     goal = goal_of(arguments.of_max, arguments.target)
+    if arguments.trace is not None:
+        from kvcached.control.commands.advise_trace import advise_trace  # noqa: PLC0415 - only when asked for
+
+        return advise_trace(arguments, goal)
     try:
         name = arguments.instance or _only_instance(directory)
         advices = advise_instance(name, directory, goal, arguments.window)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "kvcached-control"
 
-COMMANDS = ("set", "cap", "status", "watch", "metrics", "advise", "doctor", "fleet", "completion")
+COMMANDS = ("set", "cap", "status", "watch", "metrics", "advise", "balance", "doctor", "fleet", "completion")
 """Each is the module of this name: ``add_parser`` declares it, and only the one that is called is imported."""
 
 

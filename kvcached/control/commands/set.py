@@ -195,7 +195,7 @@ def _wait(
         return _not_waited(result)
     with _progress(json_wanted=arguments.json) as progress:
         # Only who waits pays for its import.
-        from kvcached.control.queries.waiting import wait_until_applied  # noqa: PLC0415
+        from kvcached.ledger.waiting import wait_until_applied  # noqa: PLC0415
 
         return wait_until_applied(result, directory, arguments.wait, progress, since=started)
 

@@ -24,6 +24,8 @@ LEAST_INTERVAL_S = 0.1
 MAX_PORT = 65535
 
 WHOLE_PERCENT = 100
+MOST_BLOCK_TOKENS = 65536
+"""Larger blocks than any cache has."""
 
 MAX_PID = 2**22
 """The largest process id that Linux gives out."""
@@ -81,6 +83,21 @@ def waves(text: str) -> list[float]:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def add_block_tokens(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--block-tokens``, of recorded traffic."""
+    parser.add_argument(
+        "--block-tokens", metavar="N", type=block_tokens, help="tokens per hash id of the trace (default 512)"
+    )
+
+
+def block_tokens(text: str) -> int:
+    """Parse the size of a block."""
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:8]) <= MOST_BLOCK_TOKENS):
+        message = f"{text!r} is not a number of tokens per block, such as 512 or 16"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
 
 
 def instance_name(text: str) -> str:

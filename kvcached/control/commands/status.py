@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from kvcached.control import exit_codes
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
+    from kvcached.balance.budget_state import BudgetState
     from kvcached.control.queries.directory_view import View
     from kvcached.control.queries.publication_history import PublicationHistory
     from kvcached.ledger.snapshot import Snapshot
@@ -66,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_to_dict(path, view, history)))
     else:
         _print(view, history, arguments.instance)
+        _print_budgets(path)
     return _conclude(view, arguments.instance)
 
 
@@ -77,11 +80,26 @@ def _read_history(snapshot: Snapshot, arguments: argparse.Namespace) -> Publicat
     return read_history(snapshot, arguments.instance)
 
 
+def _budgets(path: str) -> list[BudgetState]:
+    """Return the budgets of the directory; where there are none, as nearly always, nothing is imported."""
+    try:
+        if not any(name.startswith("balance.") for name in os.listdir(path)):
+            return []
+    except OSError:
+        return []
+    from kvcached.balance.budget_state import read_budgets  # noqa: PLC0415 - see above
+
+    return read_budgets(path)
+
+
 def _to_dict(path: str, view: View, history: PublicationHistory | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"ledger_dir": path, "instances": [instance.to_dict() for instance in view.instances]}
     if history is not None:
         fields["history"] = [publication.to_dict() for publication in history.publications]
         fields["history_complete"] = history.complete
+    budgets = _budgets(path)
+    if budgets:
+        fields["budgets"] = [budget.to_dict() for budget in budgets]
     return fields
 
 
@@ -99,6 +117,14 @@ def _print(view: View, history: PublicationHistory | None, wanted: str | None) -
         lines += [*([""] if lines else []), *history_lines(history, display, wanted)]
     if lines:
         print("\n".join(lines))
+
+
+def _print_budgets(path: str) -> None:
+    budgets = _budgets(path)
+    if budgets:
+        from kvcached.control.rendering.budget_lines import budget_lines  # noqa: PLC0415 - only where there are some
+
+        print("\n".join(budget_lines(budgets)))
 
 
 def _conclude(view: View, wanted: str | None) -> int:

@@ -7,9 +7,21 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvcached.advisor.curve import limit_for, value_at
+from kvcached.advisor.curve import limit_for
 from kvcached.advisor.page import STOPPED, PageError
 from kvcached.advisor.page_file import read_page
+from kvcached.advisor.reading import (
+    CHANGE,
+    DISAGREEMENT,
+    LEAST_REQUESTS,
+    LONG,
+    NOW,
+    STALE_S,
+    WINDOWS,
+    Curve,
+    curve_of,
+    differing_by,
+)
 from kvcached.ledger.directory import LedgerDirectory
 from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.registration import SlotPlace
@@ -19,32 +31,20 @@ from kvcached.limits import format_limit
 from kvcached.printable_text import printable
 
 if TYPE_CHECKING:
-    from kvcached.advisor.page import Page, PageWindow
+    from kvcached.advisor.page import Page
     from kvcached.ledger.replicas import Replica
-
-NOW, LONG = "now", "long"
-WINDOWS = (NOW, LONG)
 
 PROMISE = 0.02
 """How far off a predicted rate may be; the answer's range comes from it."""
 
-DISAGREEMENT = 0.03
-"""How far model and engine may differ at the limit in force before nothing is advised."""
-
-CHANGE = 0.05
-"""How far the two windows may differ before traffic counts as changing."""
-
-LEAST_REQUESTS = 100
-"""Below how many requests nothing is advised."""
-
 MOSTLY = 0.5
 """Which part of what is missing has to be hits on blocks in use before arrivals at the same moment are the cause."""
 
+RECORDED = "recorded"
+"""The window of a curve that comes from a trace: all of it."""
+
 WARM = 3
 """How many times the advised limit should have been seen in prompt tokens."""
-
-STALE_S = 30.0
-"""How old a busy engine's page may be."""
 
 
 @dataclass(frozen=True)
@@ -61,31 +61,6 @@ class Goal:
     def describe(self) -> str:
         """Return the goal for people."""
         return f"a rate of {self.rate:g}" if self.rate is not None else f"{self.share:.0%} of what is attainable"
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One window of a page as rates. ``values[0]`` is the rate at limit 0, ``values[i]`` that at ``limits[i-1]``.
-
-    ``model_error`` is the measured rate less the model's at the limits that were in force; it is added to all values.
-    ``model_in_use`` is what the model hits on blocks that other requests use, without that addition.
-    ``room_tokens`` is the pool's average free space beside running requests: a limit above it is as good as this one.
-    """
-
-    limits: tuple[int, ...]
-    values: tuple[float, ...]
-    measured: float
-    model_error: float
-    room_tokens: int
-    model_in_use: float
-
-    def at(self, limit: float) -> float:
-        """Return the rate at a limit in this pool."""
-        return value_at(self.limits, self.values, min(limit, self.room_tokens))
-
-    def points(self) -> list[tuple[int, float]]:
-        """Return limits, from 0 on, with their rates in this pool."""
-        return [(limit, self.at(limit)) for limit in (0, *self.limits)]
 
 
 @dataclass(frozen=True)
@@ -188,7 +163,7 @@ def advise_page(page: Page, goal: Goal, window: str | None = None) -> Advice:
         return replace(nothing, refused="no requests seen yet")
     curves = {name: curve_of(page, one) for name, one in zip(WINDOWS, page.windows, strict=True)}
     warnings = [note] if note else []
-    difference = max(abs(one - other) for one, other in zip(curves[NOW].values, curves[LONG].values, strict=True))
+    difference = differing_by(page)
     if difference > CHANGE:
         warnings.append(f"traffic is changing: the rates of the windows now and long differ by up to {difference:.2f}")
     chosen = window or (NOW if difference > CHANGE else LONG)
@@ -196,15 +171,17 @@ def advise_page(page: Page, goal: Goal, window: str | None = None) -> Advice:
     return _choose(seen, curves[chosen], goal, page.block_tokens)
 
 
-def curve_of(page: Page, window: PageWindow) -> Curve:
-    """Return a window's sums as rates, moved by what the engine measured against the model."""
-    error = (window.hit - window.predicted) / window.prompt
-    total = 0.0
-    sums = [total := total + bucket for bucket in window.buckets]
-    values = tuple(min(1.0, max(0.0, tokens / window.prompt + error)) for tokens in sums)
-    room = max(0, page.capacity_tokens - round(page.in_use_mean))
-    measured = min(1.0, window.hit / window.prompt)
-    return Curve(page.limits, values, measured, error, room, window.buckets[0] / window.prompt)
+def advise_recorded(curve: Curve, goal: Goal, requests: int, prompt_tokens: int, block_tokens: int) -> Advice:
+    """Return what follows from the curve of recorded traffic, whatever pool it will be served from."""
+    seen = Advice(
+        0,
+        room_tokens=curve.room_tokens,
+        window=RECORDED,
+        curve=curve,
+        observed_tokens=prompt_tokens,
+        requests=requests,
+    )
+    return _choose(seen, curve, goal, block_tokens)
 
 
 def _choose(seen: Advice, curve: Curve, goal: Goal, block_tokens: int) -> Advice:

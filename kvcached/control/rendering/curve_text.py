@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvcached.control.queries.recommendation import Advice, Curve
+    from kvcached.advisor.reading import Curve
+    from kvcached.control.queries.recommendation import Advice
 
 ROWS = 12
 LEAST_COLUMNS = 32

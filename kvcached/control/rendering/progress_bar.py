@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress as Bar
 
-    from kvcached.control.queries.waiting import Progress
+    from kvcached.ledger.waiting import Progress
 
 
 class Shrinking:

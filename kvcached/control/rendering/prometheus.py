@@ -1,4 +1,4 @@
-"""The figures of a ledger directory as metrics. The only module that needs prometheus_client."""
+"""The figures of a ledger directory as metrics. Needs prometheus_client."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from kvcached.balance.budget_state import read_budgets
 from kvcached.control import exit_codes
 from kvcached.control.queries.directory_view import View, view_of
+from kvcached.control.rendering.prometheus_balance import budget_metrics
 from kvcached.control.rendering.status_remarks import newest_cap, newest_desired
 from kvcached.control.rendering.text import complain
 from kvcached.ledger import NativeLibraryError
@@ -162,6 +164,7 @@ class LedgerCollector(Collector):
         yield _outcomes(replicas, "kvcached_outcome", "publication", lambda replica: replica.outcome)
         yield _outcomes(replicas, "kvcached_cap_outcome", "cap", lambda replica: replica.cap.outcome)
         yield _infos(replicas)
+        yield from budget_metrics(read_budgets(self._path))
 
 
 def _look(path: str) -> View | None:

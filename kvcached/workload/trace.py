@@ -10,7 +10,7 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from kvcached.rig.request import Arrival, Request
+from kvcached.workload.request import Arrival, Request
 
 if TYPE_CHECKING:
     import io

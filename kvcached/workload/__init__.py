@@ -1,0 +1,1 @@
+"""Requests and recorded traces of them, as the embedded engine replays them and the advisor reads them."""
