@@ -24,7 +24,7 @@ from kvcached.control import get_instances
 from kvcached.ledger.directory import LedgerDirectoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 BLOCK_TOKENS = 32
 BLOCKS = 512
@@ -217,13 +217,15 @@ def server_command(model: Path, port: int, *more: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def serving(model: Path, directory: Path, environment: dict[str, str], *more: str) -> Iterator[Server]:
-    """Start a server, wait until it is ready, and stop it at the end."""
+def serving(
+    model: Path, directory: Path, environment: dict[str, str], *more: str, starter: Sequence[str] = ()
+) -> Iterator[Server]:
+    """Start a server, by the command ``starter`` if one is given, wait until it is ready, and stop it at the end."""
     port = free_port()
     log = directory / f"server-{port}.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            server_command(model, port, *more),
+            [*starter, *server_command(model, port, *more)],
             env=environment,
             stdout=sink,
             stderr=subprocess.STDOUT,
