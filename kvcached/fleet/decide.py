@@ -22,19 +22,19 @@ NEW, PREVIOUS = "new", "previous"
 
 
 @dataclass(frozen=True)
-class Decision:
+class NodeDecision:
     """The tokens for one target, None if it keeps what it has; ``share`` says whose rules they are from."""
 
     tokens: DesiredTokens | None
     share: str
 
 
-def decide(desired: Desired, labels: Mapping[str, str], node: str, instance: str) -> Decision:
+def decide(desired: Desired, labels: Mapping[str, str], node: str, instance: str) -> NodeDecision:
     """Return what a document says to an instance on a node with these labels."""
     rollout = desired.rollout
     if rollout is None or position(rollout.id, node, instance) <= rollout.share:
-        return Decision(desired.rules.for_labels(labels), NEW)
-    return Decision(None if rollout.previous is None else rollout.previous.for_labels(labels), PREVIOUS)
+        return NodeDecision(desired.rules.for_labels(labels), NEW)
+    return NodeDecision(None if rollout.previous is None else rollout.previous.for_labels(labels), PREVIOUS)
 
 
 def position(rollout_id: str, node: str, instance: str) -> int:

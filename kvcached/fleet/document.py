@@ -65,7 +65,7 @@ class LabelRule:
 
 
 @dataclass(frozen=True)
-class Rules:
+class DesiredRules:
     """Tokens for all nodes, and rules for some; of those the first one that matches a node is used."""
 
     tokens: DesiredTokens
@@ -88,7 +88,7 @@ class Rollout:
     """
 
     id: str
-    previous: Rules | None
+    previous: DesiredRules | None
     share: int
     state: str = "running"
     why: str = ""
@@ -102,7 +102,7 @@ class Desired:
     """
 
     id: str
-    rules: Rules
+    rules: DesiredRules
     note: str = ""
     by: str = ""
     at: str = ""
@@ -165,13 +165,13 @@ def share_text(share: int) -> str:
     return f"{share:0{_SHARE_DIGITS}x}"
 
 
-def _rules(fields: Mapping[str, Any], what: str) -> Rules:
+def _rules(fields: Mapping[str, Any], what: str) -> DesiredRules:
     tokens = _tokens(fields, what)
     where = _list(fields.get("where", []), "where")
     if len(where) > MAX_RULES:
         message = f"where has {len(where)} rules, more than {MAX_RULES}"
         raise DocumentError(message)
-    return Rules(tokens, tuple(map(_label_rule, where)))
+    return DesiredRules(tokens, tuple(map(_label_rule, where)))
 
 
 def _tokens(fields: Mapping[str, Any], what: str) -> DesiredTokens:
