@@ -40,6 +40,7 @@ RANKS = 4
 LIMITS = (-1, 0, 7, 500, 5_000, 20_000, 80_000)
 CAPS = (-1, 100, 60_000, 90_000)
 """One is below what a request needs, and rejected; the others leave room for all that run at once."""
+LEDGER_KIB = 80
 REQUESTS_PER_MINUTE = 1200  # at twice the generator's pace
 READY_S = 180.0
 HEAL_S = 30.0
@@ -256,8 +257,11 @@ def judge(report: dict[str, Any]) -> None:
 
 
 def mount(path: str) -> bool:
-    """Mount a file system that is easily filled; False without the right to do so."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=400k,mode=0700", "none", path]
+    """Mount a file system that is easily filled; False without the right to do so.
+
+    It has room for the ledgers of all ranks and as many damaged ones that were set aside.
+    """
+    command = ["mount", "-t", "tmpfs", "-o", f"size={2 * RANKS * LEDGER_KIB + 100}k,mode=0700", "none", path]
     return os.getuid() == 0 and subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
