@@ -17,7 +17,7 @@ from support.commands import AS_USER, Control, run, wait_for
 
 import kvcached
 from kvcached.ledger import binding
-from kvcached.values import Identity, Update
+from kvcached.values import Bound, BoundReport, Identity, Outcome, Report, Update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +71,21 @@ def test_nothing_in_the_way(control: Control, toys: Toys) -> None:
     assert all(any(line.startswith(f"ok       {subject}") for line in lines) for subject in subjects)
     assert any("chat/0" in line and "2 member(s), applies r0 16,000" in line for line in lines)
     assert any(f"pid {engine.pid}" in line and "is registered here" in line for line in lines)
+
+
+def test_figures_of_memory_are_no_problem(control: Control, ledger_dir: Path) -> None:
+    """An engine that reports its KV memory and a cap in force is in order, and the lines say so."""
+    cap = BoundReport(Update(1, 2000, Bound.CAP), 1, Outcome.APPLIED, "")
+    sizes = {"token_bytes": 16, "pool_bytes": 65536, "resident_bytes": 32768, "returned_bytes": 32768, "returns": "yes"}
+    report = Report(Update(0, 16000), 0, Outcome.STARTUP, "", 0, 0, 4096, 0, 0, cap=cap, **sizes)  # type: ignore[arg-type]
+    with handle(ledger_dir, "GPU-0") as ledger:
+        ledger.register(identity("chat"), 0, 1, 1, [Update(0, 16000), cap.applied], report=report)
+        result = control.run("doctor")
+        assert result.returncode == 0, result.stdout
+        lines = [" ".join(line.split()) for line in result.stdout.splitlines() if "chat/0" in line]
+    assert "1 member(s), applies r0 16,000" in lines[-1]
+    assert {line.split()[0] for line in lines} == {"ok"}
+    assert any("KV memory: 32.0 KiB of 64.0 KiB resident" in line for line in lines)
 
 
 def test_it_says_which_directory_and_why(control: Control, tmp_path: Path) -> None:

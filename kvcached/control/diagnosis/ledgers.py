@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvcached.control.diagnosis.finding import NOTE, OK, PROBLEM, Finding
 from kvcached.control.queries.directory_view import view_of
 from kvcached.control.rendering.status_remarks import newest_desired, remarks_of
-from kvcached.control.rendering.text import BUSY, limit_text
+from kvcached.control.rendering.text import BAD, BUSY, FAINT, limit_text
 from kvcached.ledger.directory import ADVICE_SUFFIX, SUFFIX, Fault
 from kvcached.ledger.snapshot import look_again, open_snapshot
 from kvcached.printable_text import printable
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from kvcached.ledger.snapshot import Snapshot
 
 _OURS = (SUFFIX, ADVICE_SUFFIX, ".new")
+
+_LEVELS = {BAD: PROBLEM, BUSY: NOTE, FAINT: OK}
+"""What a remark of ``status`` is here, by the weight that it has there."""
 
 FILE = "ledger file"
 SETTLE_S = 1.0
@@ -116,9 +119,9 @@ def _check_instances(view: View, snapshot: Snapshot) -> Iterator[Finding]:
             remarks = list(remarks_of(replica))
             for text, style in remarks:
                 deaf = "published but not applied yet" in text
-                level = NOTE if style == BUSY and not deaf else PROBLEM
+                level = PROBLEM if deaf else _LEVELS[style]
                 yield Finding(level, subject, text, "see the engine's log; is its scheduler stopped?" if deaf else "")
-            if not remarks:
+            if all(_LEVELS[style] is OK for _, style in remarks):
                 kind = f"{printable(instance.engine)} {printable(instance.engine_version)}, pid {instance.pid}"
                 applied = f"r{replica.applied.revision} {limit_text(replica.applied.limit_tokens)}"
                 yield Finding(OK, subject, f"{kind}, {len(replica.members)} member(s), applies {applied}")
