@@ -142,6 +142,11 @@ def install_project(python: Path) -> None:
     (directory / ".project-stamp").write_text(fingerprint)
 
 
+def names_tests(arguments: list[str]) -> bool:
+    """Return whether pytest is told what to run, as in ``vllm/test_faults.py::test_name``: relative to this folder."""
+    return any((HERE / argument.partition("::")[0]).is_file() for argument in arguments)
+
+
 def run_suite(engine: Engine, version: str, arguments: list[str], *, prepare_only: bool) -> int:
     """Prepare the environment of one release and run the engine's suite in it; return pytest's exit status."""
     try:
@@ -158,7 +163,7 @@ def run_suite(engine: Engine, version: str, arguments: list[str], *, prepare_onl
     if overlay is not None:
         environment["PYTHONPATH"] = str(overlay)
     command = [str(python), "-m", "pytest", "-c", str(HERE / "pytest.ini"), "--rootdir", str(ROOT)]
-    command += [str(HERE / engine.name), *arguments]
+    command += [*arguments] if names_tests(arguments) else [str(HERE / engine.name), *arguments]
     return subprocess.run(command, check=False, env=environment, cwd=HERE).returncode
 
 
