@@ -6,6 +6,8 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -24,6 +26,7 @@ def latencies_ms(server: Server, count: int) -> list[float]:
     return found
 
 
+@pytest.mark.long  # two pairs of ranks for one ratio, which `scripts/bench-sglang` measures as well
 def test_the_doorbell_ends_the_sleep(serve: Serve, plain_model: Path, say: Say) -> None:
     """With ``--sleep-on-idle`` a limit is applied in a fraction of what it takes where the doorbell is mute."""
     server = serve(plain_model, "--tp-size", "2", "--sleep-on-idle")
