@@ -43,7 +43,7 @@ def settle(server: Server) -> None:
     wait_until(settled, 30, "the device tier is empty")
 
 
-@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+@pytest.mark.parametrize("policy", [pytest.param("write_through", marks=pytest.mark.long), "write_back"])
 def test_the_limit_holds_after_each_transfer(serve: Serve, plain_model: Path, policy: str, say: Say) -> None:
     """Nothing is evicted while a transfer locks it, and all of it within one iteration of the transfer's end."""
     environ = {"KVCACHED_PROBE_TRANSFER_S": str(TRANSFER_S)}

@@ -65,7 +65,7 @@ def run_toggled(command: list[str], environment: dict[str, str], ledger_dir: Pat
 
 @pytest.mark.parametrize(
     ("config", "blocks", "plugins"),
-    [(PLAIN, 96, []), (HYBRID, 160, []), (PLAIN, 96, ["two_batches"])],
+    [(PLAIN, 96, []), pytest.param(HYBRID, 160, [], marks=pytest.mark.long), (PLAIN, 96, ["two_batches"])],
     ids=["plain", "hybrid", "two batches in flight"],
 )
 def test_outputs_and_pool_stay_right_under_a_toggled_limit(
