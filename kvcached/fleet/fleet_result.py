@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvcached.ledger.results import PublicationStatus
+
 if TYPE_CHECKING:
     from kvcached.fleet.fleet_view import FleetTarget
     from kvcached.fleet.fleet_waiting import FleetWait
-
-ACCEPTED, PARTIAL, SUPERSEDED, UNAVAILABLE = "accepted", "partial", "superseded", "unavailable"
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class FleetResult:
     ``stored`` is the revision that decides where this write did not. ``rollout`` is how a roll-out ended.
     """
 
-    status: str
+    status: PublicationStatus
     instance_name: str
     bound: str
     limit_tokens: int
@@ -33,12 +33,12 @@ class FleetResult:
     @property
     def accepted(self) -> bool:
         """Whether the document is stored."""
-        return self.status == ACCEPTED
+        return self.status is PublicationStatus.ACCEPTED
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, with the fields of a local publication where they have a meaning."""
         fields: dict[str, Any] = {
-            "status": self.status,
+            "status": self.status.value,
             "instance_name": self.instance_name,
             "bound": self.bound,
             "limit_tokens": self.limit_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvcached.fleet.fleet_view import has_applied, is_new
@@ -60,7 +60,7 @@ def wait_for_fleet(
         waited = time.monotonic() - began
         settled = found.enough and not found.lagging
         if settled or found.superseded or len(found.refusing) > tolerated or waited >= timeout_s:
-            return FleetWait(**{**vars(found), "waited_s": round(waited, 3)})
+            return replace(found, waited_s=round(waited, 3))
         time.sleep(min(pause, max(0.0, timeout_s - waited)))
         pause = min(LOOK_LAST_S, 1.5 * pause)
 

@@ -127,17 +127,18 @@ def _act(operator: FleetOperator, stored: Stored, arguments: argparse.Namespace)
 def _result(operator: FleetOperator, stored: Stored, arguments: argparse.Namespace) -> FleetResult:
     """Return what became of an action on a document. Raises DocumentError where there is no roll-out."""
     from kvcached.control.commands.set_fleet import drive, result_of  # noqa: PLC0415 - as above
-    from kvcached.fleet.fleet_result import ACCEPTED, FleetResult  # noqa: PLC0415 - as above
+    from kvcached.fleet.fleet_result import FleetResult  # noqa: PLC0415 - as above
     from kvcached.fleet.operations import advanced, rolled_back  # noqa: PLC0415 - as above
     from kvcached.fleet.rollout import WaveOptions  # noqa: PLC0415 - as above
+    from kvcached.ledger.results import PublicationStatus  # noqa: PLC0415 - as above
 
     revision, name = int(stored.revision), arguments.instance
     fields = {} if stored.desired is None else dict(stored.desired.fields)
     tokens = -1 if stored.desired is None else stored.desired.rules.tokens.limit_tokens
-    nothing = FleetResult("unavailable", name, "limit", -1 if tokens is None else tokens)
+    nothing = FleetResult(PublicationStatus.UNAVAILABLE, name, "limit", -1 if tokens is None else tokens)
     if arguments.action == "resume":
         options = WaveOptions(arguments.wait, arguments.soak, arguments.check or "")
-        started = FleetResult(ACCEPTED, name, "limit", nothing.limit_tokens, revision)
+        started = FleetResult(PublicationStatus.ACCEPTED, name, "limit", nothing.limit_tokens, revision)
         return drive(operator, started, options, quiet=arguments.json)
     if arguments.action == "unset":
         return result_of(operator.write(name, None, revision), nothing)
@@ -145,5 +146,5 @@ def _result(operator: FleetOperator, stored: Stored, arguments: argparse.Namespa
     pauses = arguments.action == "pause"
     new = advanced(fields, state="paused", why=arguments.note or "by an operator") if pauses else before
     if new is not None and not pauses:
-        nothing = FleetResult("unavailable", name, "limit", new.get("limit_tokens", -1))
+        nothing = FleetResult(PublicationStatus.UNAVAILABLE, name, "limit", new.get("limit_tokens", -1))
     return result_of(operator.write(name, new, revision), nothing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,14 @@ from kvcached.control.commands.publishing_options import DEFAULT_WAIT_S
 from kvcached.control.queries.instance_patterns import is_pattern
 from kvcached.control.rendering.text import complain, say
 from kvcached.fleet.document import DocumentError
-from kvcached.fleet.fleet_result import ACCEPTED, PARTIAL, SUPERSEDED, UNAVAILABLE, FleetResult
+from kvcached.fleet.fleet_result import FleetResult
 from kvcached.fleet.fleet_url import FLEET_VARIABLE, parse_fleet_url
 from kvcached.fleet.fleet_waiting import wait_for_fleet
 from kvcached.fleet.operations import with_rollout, with_tokens
 from kvcached.fleet.rollout import RolloutDriver, WaveOptions
 from kvcached.fleet.sources import open_operator
 from kvcached.fleet.store import Stored
+from kvcached.ledger.results import PublicationStatus
 from kvcached.limits import Amount, format_limit
 from kvcached.settings import SettingsError
 from kvcached.values import Bound
@@ -87,14 +89,14 @@ def _names(arguments: argparse.Namespace, view: FleetView) -> list[str]:
 def _set(operator: FleetOperator, view: FleetView, name: str, arguments: argparse.Namespace) -> FleetResult:
     stored = view.documents.get(name, Stored("0", None))
     revision = int(stored.revision)
-    nothing = FleetResult(UNAVAILABLE, name, arguments.bound.value, arguments.limit)
+    nothing = FleetResult(PublicationStatus.UNAVAILABLE, name, arguments.bound.value, arguments.limit)
     problem = _problem(stored, arguments)
     if problem:
-        return _with(nothing, status=SUPERSEDED, stored=revision, warnings=(problem,))
+        return replace(nothing, status=PublicationStatus.SUPERSEDED, stored=revision, warnings=(problem,))
     old = stored.desired.fields if stored.desired else None
     fields = _fields(old, arguments)
     if arguments.if_different and old is not None and _says(fields) == _says(old):
-        written = _with(nothing, status=ACCEPTED, revision=revision, unchanged=True)
+        written = replace(nothing, status=PublicationStatus.ACCEPTED, revision=revision, unchanged=True)
     else:
         written = result_of(operator.write(name, fields, revision), nothing)
     if not written.accepted:
@@ -103,7 +105,7 @@ def _set(operator: FleetOperator, view: FleetView, name: str, arguments: argpars
         return _roll_out(operator, written, arguments)
     if not view.live(name):
         text = f"no live engine of the fleet is named {name}; those that start take it"
-        written = _with(written, warnings=(*written.warnings, text))
+        written = replace(written, warnings=(*written.warnings, text))
     return written if arguments.wait is None else _wait(operator, view, written, arguments)
 
 
@@ -137,16 +139,12 @@ def _says(fields: Mapping[str, Any]) -> dict[str, Any]:
 def result_of(outcome: WriteOutcome, nothing: FleetResult) -> FleetResult:
     """Return what became of a write, ``nothing`` being the result of none."""
     if outcome.revision:
-        return _with(nothing, status=ACCEPTED, revision=outcome.revision)
+        return replace(nothing, status=PublicationStatus.ACCEPTED, revision=outcome.revision)
     if outcome.failed or outcome.unknown:
         known = "it is unknown whether it was written: " if outcome.unknown else ""
-        return _with(nothing, warnings=(f"{known}{outcome.reason}",))
+        return replace(nothing, warnings=(f"{known}{outcome.reason}",))
     text = f"another write came first (r{outcome.stored}): nothing was written"
-    return _with(nothing, status=SUPERSEDED, stored=outcome.stored, warnings=(text,))
-
-
-def _with(result: FleetResult, **changes: Any) -> FleetResult:  # noqa: ANN401 - values of any field
-    return FleetResult(**{**vars(result), **changes})
+    return replace(nothing, status=PublicationStatus.SUPERSEDED, stored=outcome.stored, warnings=(text,))
 
 
 def _wait(operator: FleetOperator, view: FleetView, written: FleetResult, arguments: argparse.Namespace) -> FleetResult:
@@ -154,7 +152,7 @@ def _wait(operator: FleetOperator, view: FleetView, written: FleetResult, argume
     wait = wait_for_fleet(
         operator.read, name, str(written.revision), arguments.wait, expect=arguments.expect or 1, known=view.live(name)
     )
-    return _with(written, wait=wait)
+    return replace(written, wait=wait)
 
 
 def _roll_out(operator: FleetOperator, written: FleetResult, arguments: argparse.Namespace) -> FleetResult:
@@ -167,9 +165,13 @@ def drive(operator: FleetOperator, written: FleetResult, options: WaveOptions, *
     driver = RolloutDriver(operator, written.instance_name, options, _silent if quiet else complain)
     end = driver.drive(written.revision)
     text = f"{end.state}: {end.why}" if end.why else end.state
-    statuses = {"done": ACCEPTED, "paused": PARTIAL, "superseded": SUPERSEDED}
-    status = statuses.get(end.state, UNAVAILABLE)
-    return _with(written, status=status, revision=end.revision, rollout=text, wait=end.wait)
+    statuses = {
+        "done": PublicationStatus.ACCEPTED,
+        "paused": PublicationStatus.PARTIAL,
+        "superseded": PublicationStatus.SUPERSEDED,
+    }
+    status = statuses.get(end.state, PublicationStatus.UNAVAILABLE)
+    return replace(written, status=status, revision=end.revision, rollout=text, wait=end.wait)
 
 
 def _silent(_line: str) -> None:
