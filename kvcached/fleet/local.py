@@ -9,18 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcached.fleet.target_status import TargetState
-from kvcached.ledger import ACKNOWLEDGED, PUBLISHED
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
-from kvcached.ledger.open_ledger import LISTEN_S
+from kvcached.ledger.doorbells import Doorbells
 from kvcached.ledger.publication import publish
 from kvcached.ledger.replicas import find_conflict
-from kvcached.ledger.snapshot import Snapshot, look_again, look_at
+from kvcached.ledger.snapshot import Snapshot, is_unchanged, look_again, look_at
 from kvcached.values import UNLIMITED, Bound, Outcome, incarnation_text, kept_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kvcached.ledger.open_ledger import Ledger
     from kvcached.ledger.replicas import Replica
     from kvcached.ledger.results import PublicationResult
 
@@ -100,8 +96,8 @@ class LocalLedgers:
         self.path = path
         self._directory: LedgerDirectory | None = None
         self._snapshot = Snapshot(path)
-        self._ears: list[_Ear] = []
         self._rung = threading.Event()
+        self._bells = Doorbells((), self._rung)
         self._stale_at = 0.0
 
     def look(self) -> tuple[tuple[LocalTarget, ...], str]:
@@ -117,7 +113,7 @@ class LocalLedgers:
             except LedgerDirectoryError as error:
                 return (), str(error)
             self._snapshot = look_at(self._directory)
-            self._ears = [_Ear(ledger, bell, self.wake) for ledger in self._snapshot.ledgers for bell in _BELLS]
+            self._bells = Doorbells(self._snapshot.ledgers, self._rung)
         elif time.monotonic() >= self._stale_at:
             self._stale_at = time.monotonic() + SLOTS_S
             self._snapshot = look_again(self.path, self._snapshot.files)
@@ -135,46 +131,13 @@ class LocalLedgers:
         self._rung.set()
 
     def _is_current(self, directory: LedgerDirectory) -> bool:
-        """Return whether the directory still holds the files of the last look, all of them whole."""
-        snapshot = self._snapshot
-        if any(look.ledger is None for look in snapshot.files) or not directory.is_current():
-            return False
         with suppress(LedgerDirectoryError):
-            known = [look.gpu for look in snapshot.files]
-            return directory.gpu_ids() == known and all(ledger.is_current() for ledger in snapshot.ledgers)
+            return is_unchanged(directory, self._snapshot)
         return False
-
-    def _stop_listening(self) -> None:
-        for ear in self._ears:
-            ear.stopping.set()
-        for ear in self._ears:
-            ear.thread.join()
-        self._ears = []
 
     def close(self) -> None:
         """Give up the directory; the next look opens it again."""
-        self._stop_listening()
+        self._bells.close()
         if self._directory is not None:
             self._directory.close()
         self._directory = None
-
-
-_BELLS = (PUBLISHED, ACKNOWLEDGED)
-
-
-class _Ear:
-    """A thread that sleeps on one doorbell: a futex is one word, and several cannot be slept on at once."""
-
-    def __init__(self, ledger: Ledger, bell: int, wake: Callable[[], None]) -> None:
-        self.ledger = ledger
-        self.stopping = threading.Event()
-        self.thread = threading.Thread(target=self._listen, args=(bell, wake), name="kvcached-ear", daemon=True)
-        self.thread.start()
-
-    def _listen(self, bell: int, wake: Callable[[], None]) -> None:
-        with suppress(OSError):  # a ledger that was cut rings no more; the look by the clock finds it
-            seen = self.ledger.bell(bell)
-            while not self.stopping.is_set():
-                if self.ledger.wait(bell, seen, time.monotonic() + LISTEN_S):
-                    seen = self.ledger.bell(bell)
-                    wake()

@@ -153,6 +153,18 @@ def look_again(path: str, files: list[FileLook] | tuple[FileLook, ...]) -> Snaps
     return Snapshot(path, looks, tuple(group_members(filter(is_legal, members))), strangers)
 
 
+def is_unchanged(directory: LedgerDirectory, snapshot: Snapshot) -> bool:
+    """Return whether a directory still holds the files of a look, whole; one that was refused may be well by now.
+
+    Raises :class:`LedgerDirectoryError` if the directory cannot be read.
+    """
+    if any(look.ledger is None for look in snapshot.files) or not directory.is_current():
+        return False
+    return directory.gpu_ids() == [look.gpu for look in snapshot.files] and all(
+        ledger.is_current() for ledger in snapshot.ledgers
+    )
+
+
 def _open(directory: LedgerDirectory, gpu: str) -> FileLook:
     found = directory.try_open(gpu, writable=directory.writable)
     if not isinstance(found, Refusal):

@@ -68,6 +68,7 @@ ALLOWED = {
     "ledger/subscription": {"ledger.registration", "ledger.settlement", "ledger.watcher", "values"},
     "ledger/replicas": {"ledger.contents", "ledger.directory", "ledger.open_ledger", "settings"},
     "ledger/snapshot": {"ledger.directory", "ledger.open_ledger", "ledger.replicas"},
+    "ledger/doorbells": {"ledger", "ledger.open_ledger"},
     "ledger/instances": {
         "ledger.contents",
         "ledger.directory",

@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvcached.control.queries.directory_view import View, view_of
-from kvcached.ledger import ACKNOWLEDGED, PUBLISHED
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError, Refusal
-from kvcached.ledger.open_ledger import LISTEN_S
-from kvcached.ledger.snapshot import look_again, look_at
+from kvcached.ledger.doorbells import Doorbells
+from kvcached.ledger.snapshot import is_unchanged, look_again, look_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from typing_extensions import Self
+    from collections.abc import Iterator
 
     from kvcached.ledger.open_ledger import Ledger
     from kvcached.ledger.snapshot import Snapshot
 
 LEAST_GAP_S = 0.1
 """How soon one look may follow another: a busy engine reports four times a second, and there may be many."""
-
-
-class Doorbells:
-    """Listens to several ledgers at once. A futex is one word, so each doorbell takes a thread; they only sleep."""
-
-    def __init__(self, ledgers: Iterable[Ledger]) -> None:
-        """Start listening. The ledgers must stay open until :meth:`close`."""
-        self._rung = threading.Event()
-        self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._listen, args=(ledger, bell), daemon=True)
-            for ledger in ledgers
-            for bell in (PUBLISHED, ACKNOWLEDGED)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Sleep until something rang since the last return; False when that did not happen in time."""
-        rung = self._rung.wait(timeout_s)
-        self._rung.clear()
-        return rung
-
-    def _listen(self, ledger: Ledger, bell: int) -> None:
-        with suppress(OSError):  # a ledger that was cut rings no more; the look by the clock finds it
-            seen = ledger.bell(bell)
-            while not self._stopping.is_set():
-                if ledger.wait(bell, seen, time.monotonic() + LISTEN_S):
-                    seen = ledger.bell(bell)
-                    self._rung.set()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop listening, so that the ledgers may be closed."""
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
 
 
 def follow(path: str, instance_name: str | None, interval_s: float) -> Iterator[View]:
@@ -100,20 +53,11 @@ def _follow_files(directory: LedgerDirectory, instance_name: str | None, interva
             # By the clock and not by silence: where engines are busy, bells ring all the time.
             if time.monotonic() >= surveyed + interval_s:
                 surveyed = time.monotonic()
-                if not _is_current(directory, snapshot):
+                if not is_unchanged(directory, snapshot):
                     return
             snapshot = look_again(snapshot.path, snapshot.files)
             if _first_ledgers(snapshot, instance_name) != listened:
                 return
-
-
-def _is_current(directory: LedgerDirectory, snapshot: Snapshot) -> bool:
-    """Return whether the directory still holds the files of a snapshot; one that was refused may be well by now."""
-    if any(look.ledger is None for look in snapshot.files) or not directory.is_current():
-        return False
-    return directory.gpu_ids() == [look.gpu for look in snapshot.files] and all(
-        ledger.is_current() for ledger in snapshot.ledgers
-    )
 
 
 def _first_ledgers(snapshot: Snapshot, instance_name: str | None) -> list[Ledger]:
