@@ -11,7 +11,7 @@ from kvcached.advisor.page_file import read_page
 from kvcached.balance.engine_look import InstanceLook, PublishedBy, ReplicaLook
 from kvcached.ledger.directory import Fault, LedgerDirectory, LedgerDirectoryError
 from kvcached.ledger.registration import SlotPlace
-from kvcached.ledger.replicas import find_conflict
+from kvcached.ledger.replicas import desired_pairs, find_conflict, newest_revision
 from kvcached.ledger.snapshot import look_at
 from kvcached.values import UNLIMITED, Bound, Outcome, incarnation_text
 
@@ -78,8 +78,7 @@ def _instance(
     bound: Bound,
     knows: Callable[[str, str, int], bool],
 ) -> InstanceLook:
-    members = [member for replica in replicas for member in replica.members]
-    revision = max(member.slot.desired_of(bound).revision for member in members)
+    revision = newest_revision(replicas, bound)
     incarnation = incarnation_text(replica.slot.incarnation for replica in replicas)
     outcomes = {replica.slot.report.of(bound).outcome for replica in replicas}
     known = revision == 0 or knows(name, incarnation, revision)
@@ -87,7 +86,7 @@ def _instance(
         name=name,
         incarnation=incarnation,
         revision=revision,
-        gpus=tuple(sorted({member.ledger.gpu for member in members})),
+        gpus=tuple(sorted({member.ledger.gpu for replica in replicas for member in replica.members})),
         bound=bound,
         replicas=tuple(_replica(directory, replica, bound) for replica in replicas),
         outcome=next(outcome for outcome in _FURTHEST if outcome in outcomes),
@@ -99,7 +98,7 @@ def _instance(
 def _replica(directory: LedgerDirectory, replica: Replica, bound: Bound) -> ReplicaLook:
     first, slot = replica.members[0], replica.slot
     report, identity = slot.report, slot.identity
-    told = [member.slot.desired_of(bound).limit_tokens for member in replica.members]
+    told = [pair.limit_tokens for pair in desired_pairs([replica], bound)]
     page, problem = None, ""
     try:
         page = read_page(directory, SlotPlace(first.ledger.gpu, first.index, slot.incarnation))
@@ -127,7 +126,7 @@ def _problem(replica: Replica, bound: Bound) -> str:
     answer = replica.slot.report.of(bound)
     if answer.outcome.rejected:
         return f"{answer.outcome.value}: {answer.reason}"
-    if replica.missing or len({member.slot.desired_of(bound) for member in replica.members}) > 1:
+    if replica.missing or len(set(desired_pairs([replica], bound))) > 1:
         return "its members do not all carry the same publication; publish again to repair"
     return ""
 

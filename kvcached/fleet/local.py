@@ -12,7 +12,7 @@ from kvcached.fleet.target_status import TargetState
 from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
 from kvcached.ledger.doorbells import Doorbells
 from kvcached.ledger.publication import publish
-from kvcached.ledger.replicas import find_conflict
+from kvcached.ledger.replicas import desired_pairs, find_conflict, newest_revision
 from kvcached.ledger.snapshot import Snapshot, is_unchanged, look_again, look_at
 from kvcached.values import UNLIMITED, Bound, Outcome, incarnation_text, kept_tokens
 
@@ -41,11 +41,11 @@ class LocalTarget:
 
     def revision(self, bound: Bound) -> int:
         """Return the highest revision that was published to it."""
-        return max(member.slot.desired_of(bound).revision for one in self.replicas for member in one.members)
+        return newest_revision(self.replicas, bound)
 
     def desires(self, tokens: int, bound: Bound) -> bool:
         """Return whether all members were told these tokens by one publication."""
-        told = {member.slot.desired_of(bound) for one in self.replicas for member in one.members}
+        told = set(desired_pairs(self.replicas, bound))
         return len(told) == 1 and self.revision(bound) > 0 and told.pop().limit_tokens == tokens
 
     def progress(self, tokens: int, bound: Bound) -> tuple[str, str]:
@@ -71,7 +71,7 @@ class LocalTarget:
 def _progress(replica: Replica, tokens: int, bound: Bound) -> tuple[str, str]:
     report = replica.slot.report
     answer = report.of(bound)
-    wanted = max(member.slot.desired_of(bound).revision for member in replica.members)
+    wanted = newest_revision([replica], bound)
     if answer.outcome is Outcome.UNSUPPORTED_ENGINE or (answer.outcome.rejected and answer.settled_revision >= wanted):
         return answer.outcome.value, answer.reason
     if answer.applied.revision < wanted or answer.applied.limit_tokens != tokens:

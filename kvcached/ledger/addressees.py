@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcached.ledger.directory import Fault
 from kvcached.ledger.not_found import not_found_message
-from kvcached.ledger.replicas import find_conflict
+from kvcached.ledger.replicas import desired_pairs, find_conflict, newest_revision
 from kvcached.ledger.results import PublicationStatus
 from kvcached.ledger.snapshot import Snapshot, look_at, unwritable
 from kvcached.light_dataclasses import dataclass
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from kvcached.ledger.directory import LedgerDirectory, LedgerDirectoryError
     from kvcached.ledger.replicas import Replica
-    from kvcached.values import Update
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,9 @@ class Addressees:
 
     def desire(self, limit_tokens: int) -> bool:
         """Return whether all members of all replicas are there and are told this limit already, by one publication."""
-        told = set(_desired(self.replicas, self.bound))
+        told = set(desired_pairs(self.replicas, self.bound))
         missing = any(replica.missing for replica in self.replicas)
         return not missing and len(told) == 1 and told.pop().limit_tokens == limit_tokens
-
-
-def _desired(replicas: Sequence[Replica], bound: Bound) -> list[Update]:
-    return [member.slot.desired_of(bound) for replica in replicas for member in replica.members]
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ def look_up(
     conflict = find_conflict(replicas)
     if conflict is not None:
         return Obstacle(PublicationStatus.UNAVAILABLE, (conflict,))
-    newest = max(pair.revision for pair in _desired(replicas, bound))
+    newest = newest_revision(replicas, bound)
     unwritables = (text for replica in replicas for text in unwritable(replica, snapshot))
     found = Addressees(replicas, bound, newest, (*refused, *unwritables))
     unmet = _unmet(found, if_revision, if_incarnation)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from kvcached.ledger.contents import Slot
     from kvcached.ledger.open_ledger import Ledger
+    from kvcached.values import Bound, Update
 
 
 MAX_MEMBERS = 1024
@@ -77,6 +78,16 @@ def group_members(members: Iterable[Member]) -> list[Replica]:
         Replica(tuple(sorted(members, key=lambda member: os.fsencode(member.ledger.gpu))))
         for _, members in sorted(groups.items(), key=lambda item: item[0])
     ]
+
+
+def desired_pairs(replicas: Iterable[Replica], bound: Bound) -> list[Update]:
+    """Return what each member of these replicas is told of ``bound``."""
+    return [member.slot.desired_of(bound) for replica in replicas for member in replica.members]
+
+
+def newest_revision(replicas: Iterable[Replica], bound: Bound) -> int:
+    """Return the highest revision of ``bound`` that any member of these replicas is told; there has to be one."""
+    return max(pair.revision for pair in desired_pairs(replicas, bound))
 
 
 def find_conflict(replicas: Sequence[Replica]) -> str | None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from kvcached.ledger import ACKNOWLEDGED
 from kvcached.ledger.open_ledger import LISTEN_S
 from kvcached.ledger.publication import SUPERSEDED, Rejection
+from kvcached.ledger.replicas import newest_revision
 from kvcached.ledger.snapshot import look_again, open_snapshot
 from kvcached.light_dataclasses import dataclass, replace
 from kvcached.values import UNLIMITED, Bound, Outcome, kept_tokens
@@ -170,7 +171,7 @@ class _Waiter:
         An engine that registers again keeps what was accepted. A new engine begins at revision 0, under the
         same name and maybe the same pid.
         """
-        newest = max(member.slot.desired_of(self._bound).revision for member in replica.members)
+        newest = newest_revision([replica], self._bound)
         return newest < self._result.revision and self._answer(replica).settled_revision < self._result.revision
 
     def _is_overtaken(self, replica: Replica) -> bool:

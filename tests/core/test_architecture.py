@@ -66,7 +66,7 @@ ALLOWED = {
     "ledger/settlement": {"ledger.registration", "ledger.bound_settlement", "values"},
     "ledger/watcher": {"ledger.registration", "ledger.settlement", "values"},
     "ledger/subscription": {"ledger.registration", "ledger.settlement", "ledger.watcher", "values"},
-    "ledger/replicas": {"ledger.contents", "ledger.directory", "ledger.open_ledger", "settings"},
+    "ledger/replicas": {"ledger.contents", "ledger.directory", "ledger.open_ledger", "settings", "values"},
     "ledger/snapshot": {"ledger.directory", "ledger.open_ledger", "ledger.replicas"},
     "ledger/doorbells": {"ledger", "ledger.open_ledger"},
     "ledger/instances": {

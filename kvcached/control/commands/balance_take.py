@@ -9,6 +9,7 @@ from kvcached.control import exit_codes
 from kvcached.control.rendering.text import complain, say
 from kvcached.ledger.not_found import not_found_message
 from kvcached.ledger.publication import publish
+from kvcached.ledger.replicas import desired_pairs
 from kvcached.ledger.snapshot import take_snapshot
 from kvcached.limits import format_limit
 from kvcached.settings import choose_ledger_dir
@@ -23,11 +24,11 @@ def take(arguments: argparse.Namespace) -> int:
     directory, name = choose_ledger_dir(arguments.ledger_dir), arguments.take
     bound = Bound.CAP if arguments.total else Bound.LIMIT
     snapshot = take_snapshot(directory)
-    members = [member for replica in snapshot.of(name).replicas for member in replica.members]
-    if not members:
+    told = desired_pairs(snapshot.of(name).replicas, bound)
+    if not told:
         complain(f"unavailable: {not_found_message(snapshot, name)}")
         return exit_codes.UNAVAILABLE
-    newest = max((member.slot.desired_of(bound) for member in members), key=lambda pair: pair.revision)
+    newest = max(told, key=lambda pair: pair.revision)
     result = publish(
         newest.limit_tokens,
         name,
