@@ -9,6 +9,7 @@ from kvcached.balance.rules import ABSENT_S, FLOOR_OF_EQUAL, Rules
 from kvcached.balance.standing import Party, Standing
 from kvcached.balance.traffic import Reading, TrafficMeter
 from kvcached.balance.worth import unusable_curve, worth_of, young_curve
+from kvcached.instance_patterns import is_pattern
 from kvcached.ledger.waiting import ABSENCE_S
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Observations:
         return sorted(found, key=lambda party: party.name)
 
     def _never_seen(self) -> list[str]:
-        named = [pattern for pattern in self._terms.patterns if not set("*?[") & set(pattern)]
+        named = [pattern for pattern in self._terms.patterns if not is_pattern(pattern)]
         return [name for name in named if name not in self._known]
 
     def _party(self, known: _Known, equal: float, mean: float, now_s: float) -> Party:

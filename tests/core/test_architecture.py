@@ -103,6 +103,7 @@ ALLOWED = {
         "values",
     },
     "program_name": set(),
+    "instance_patterns": {"settings"},
     "ledger/publication": {
         "ledger.binding",
         "ledger.contents",
@@ -140,6 +141,7 @@ ALLOWED = {
         "balance.terms",
         "balance.traffic",
         "balance.worth",
+        "instance_patterns",
         "ledger.waiting",
         "values",
     },

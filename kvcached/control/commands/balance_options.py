@@ -16,7 +16,7 @@ from kvcached.control.commands.shared_options import (
     instance_name,
     interval,
 )
-from kvcached.control.queries.instance_patterns import check_name_or_pattern
+from kvcached.instance_patterns import check_name_or_pattern
 from kvcached.limits import Amount, parse_amount, parse_limit
 from kvcached.settings import check_instance_name, choose_ledger_dir
 from kvcached.values import Bound

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcached.control.commands import shared_options
-from kvcached.control.queries.instance_patterns import ANY, check_name_or_pattern
+from kvcached.instance_patterns import ANY, check_name_or_pattern
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from kvcached.control.api import stopped_waiting
 from kvcached.control.commands import publishing_options, shared_options
 from kvcached.control.commands.publishing_options import DEFAULT_WAIT_S
 from kvcached.control.ending_signals import code_of, raising_signals
-from kvcached.control.queries.instance_patterns import is_pattern
 from kvcached.control.rendering.text import complain, say
+from kvcached.instance_patterns import is_pattern
 from kvcached.ledger.publication import publish
 from kvcached.light_dataclasses import replace
 from kvcached.limits import Amount, format_limit

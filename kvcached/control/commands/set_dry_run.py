@@ -7,10 +7,10 @@ import sys
 
 from kvcached.control import exit_codes
 from kvcached.control.queries.forecast import Conditions, forecast
-from kvcached.control.queries.instance_patterns import is_pattern
 from kvcached.control.rendering.status_table import display_of
 from kvcached.control.rendering.table import Cell, Table
 from kvcached.control.rendering.text import ACTIVE, BUSY, FAINT, IDLE, STRONG, complain, count, limit_text
+from kvcached.instance_patterns import is_pattern
 from kvcached.limits import format_limit
 from kvcached.values import Bound
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvcached.control import exit_codes
 from kvcached.control.commands.publishing_options import DEFAULT_WAIT_S
-from kvcached.control.queries.instance_patterns import is_pattern
 from kvcached.control.rendering.text import complain, say
 from kvcached.fleet.document import DocumentError
 from kvcached.fleet.fleet_result import FleetResult
@@ -20,6 +19,7 @@ from kvcached.fleet.operations import with_rollout, with_tokens
 from kvcached.fleet.rollout import RolloutDriver, WaveOptions
 from kvcached.fleet.sources import open_operator
 from kvcached.fleet.store import Stored
+from kvcached.instance_patterns import is_pattern
 from kvcached.ledger.results import PublicationStatus
 from kvcached.limits import Amount, format_limit
 from kvcached.settings import SettingsError

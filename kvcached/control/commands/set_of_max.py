@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from kvcached.arguments import MAX_NOTE_BYTES
 from kvcached.control import exit_codes
-from kvcached.control.queries.instance_patterns import is_pattern
 from kvcached.control.queries.recommendation import Goal, NoInstanceError, advise_instance, limit_phrase
 from kvcached.control.rendering.text import complain
+from kvcached.instance_patterns import is_pattern
 from kvcached.ledger.directory import LedgerDirectoryError
 from kvcached.ledger.results import PublicationResult, PublicationStatus
 from kvcached.settings import SettingsError

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvcached.ledger.replicas import find_replicas
 from kvcached.settings import SettingsError, check_instance_name
-
-TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from kvcached.ledger.open_ledger import Ledger
 
 ANY = "*"
 """The pattern of ``--all``."""
@@ -33,8 +26,3 @@ def check_name_or_pattern(text: str) -> str:
 def is_pattern(text: str) -> bool:
     """Return whether ``text`` may match several instances."""
     return not _WILD.isdisjoint(text)
-
-
-def instance_names(ledgers: Iterable[Ledger]) -> list[str]:
-    """Return the names of the live instances, sorted. All of them are legal."""
-    return sorted({replica.slot.identity.instance_name for replica in find_replicas(ledgers)})
