@@ -23,6 +23,13 @@ MAX_REVISION = 2**32 - 1
 """The last revision that a ledger word can carry: 136 years at one a second."""
 
 
+class TextEnum(str, enum.Enum):
+    """Values that are equal to their text, which is also what messages and JSON show."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
 class Bound(enum.Enum):
     """What a publication bounds: each slot carries a desired word for either, and each has revisions of its own.
 

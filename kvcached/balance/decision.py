@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvcached.balance.proposal import propose
 from kvcached.balance.standing import Party, Standing
+from kvcached.values import TextEnum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,15 +15,12 @@ if TYPE_CHECKING:
     from kvcached.balance.rules import Rules
 
 
-class Verdict(str, enum.Enum):
-    """What a decision is. Each is equal to its text, which is what JSON shows."""
+class Verdict(TextEnum):
+    """What a decision is."""
 
     MOVED = "moved"
     STAYS = "stays"
     REFUSED = "refused"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

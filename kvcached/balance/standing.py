@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from kvcached.values import TextEnum
 
 if TYPE_CHECKING:
     from kvcached.balance.worth import Worth
 
 
-class Standing(str, enum.Enum):
-    """What balancing does with an instance. Each is equal to its text, which is what JSON shows."""
+class Standing(TextEnum):
+    """What balancing does with an instance."""
 
     BALANCED = "balanced"
     HELD = "held"
     BY_HAND = "by hand"
     ABSENT = "absent"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

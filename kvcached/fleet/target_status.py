@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvcached.fleet.document import DocumentError, parse_object
+from kvcached.values import TextEnum
 
 MAX_STATUS_BYTES = 4096
 
 
-class TargetState(str, enum.Enum):
+class TargetState(TextEnum):
     """What became of a document on one target; the values of engines' outcomes are states as well.
 
     ``on_hold``: an operator's hold leaves it alone. ``contested``: somebody else publishes on this node, and the
@@ -30,9 +30,6 @@ class TargetState(str, enum.Enum):
     UNSUPPORTED_DOCUMENT = "unsupported_document"
     PARTIAL = "partial"
     UNAVAILABLE = "unavailable"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 REFUSALS = frozenset({"refused_by_node", "unsupported_document", "unsupported_engine"})

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import enum
-
 from kvcached.light_dataclasses import dataclass
-from kvcached.values import Bound
+from kvcached.values import Bound, TextEnum
 
 TYPE_CHECKING = False  # spelled out, because importing typing costs the command line milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
 
-class PublicationStatus(str, enum.Enum):
+class PublicationStatus(TextEnum):
     """What became of a publication. Each is equal to its text, which is what JSON shows."""
 
     ACCEPTED = "accepted"
@@ -20,19 +18,13 @@ class PublicationStatus(str, enum.Enum):
     SUPERSEDED = "superseded"
     UNAVAILABLE = "unavailable"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class MemberResultStatus(str, enum.Enum):
+class MemberResultStatus(TextEnum):
     """What a publication did to one member. Each is equal to its text, which is what JSON shows."""
 
     PUBLISHED = "published"
     SUPERSEDED = "superseded"
     FAILED = "failed"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

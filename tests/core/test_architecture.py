@@ -120,9 +120,9 @@ ALLOWED = {
     "balance/engine_look": {"advisor.page", "values"},
     "balance/budget": {"balance.engine_look", "values"},
     "balance/worth": {"advisor.page", "advisor.reading", "balance.engine_look", "printable_text"},
-    "balance/standing": {"balance.worth"},
+    "balance/standing": {"balance.worth", "values"},
     "balance/proposal": {"balance.division", "balance.rules", "balance.standing"},
-    "balance/decision": {"balance.proposal", "balance.rules", "balance.standing"},
+    "balance/decision": {"balance.proposal", "balance.rules", "balance.standing", "values"},
     "balance/looking": {
         "advisor.page",
         "advisor.page_file",
