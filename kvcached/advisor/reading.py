@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kvcached.advisor.curve import value_at
@@ -58,9 +59,7 @@ def curve_of(page: Page, window: PageWindow, *, anchored: bool = True) -> Curve:
     """
     error = (window.hit - window.predicted) / window.prompt
     moved = error if anchored else 0.0
-    total = 0.0
-    sums = [total := total + bucket for bucket in window.buckets]
-    values = tuple(min(1.0, max(0.0, tokens / window.prompt + moved)) for tokens in sums)
+    values = tuple(min(1.0, max(0.0, tokens / window.prompt + moved)) for tokens in accumulate(window.buckets))
     room = max(0, page.capacity_tokens - round(page.in_use_mean))
     measured = min(1.0, window.hit / window.prompt)
     return Curve(page.limits, values, measured, error, room, window.buckets[0] / window.prompt)

@@ -7,6 +7,7 @@ how long they took. Nothing is forgotten, so the curve is that of all of them.
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kvcached.advisor.curve import spaced_limits
@@ -32,9 +33,7 @@ def replay(requests: Sequence[Request], block_tokens: int, *, counted_from: int 
         _serve(estimator, request, block_tokens, counts=place >= counted_from)
     estimator.fold()
     (window,) = estimator.windows
-    total = 0.0
-    sums = [total := total + bucket for bucket in window.buckets]
-    rates = tuple(min(1.0, tokens / window.prompt) for tokens in sums)
+    rates = tuple(min(1.0, tokens / window.prompt) for tokens in accumulate(window.buckets))
     return Curve(estimator.limits, rates, rates[-1], 0.0, estimator.limits[-1], rates[0])
 
 
