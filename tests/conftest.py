@@ -6,11 +6,12 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from support.commands import Control
+from support.commands import Control, Toys
 from support.forked import close_servers
 from support.needs import need_module, need_program
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -43,3 +44,11 @@ def ledger_dir(tmp_path: Path) -> Path:
 def control(ledger_dir: Path) -> Control:
     """Return the command line on ``ledger_dir``."""
     return Control(ledger_dir)
+
+
+@pytest.fixture
+def toys(ledger_dir: Path) -> Iterator[Toys]:
+    """Return what starts toy engines on ``ledger_dir``."""
+    toys = Toys(ledger_dir)
+    yield toys
+    toys.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from support.commands import Toys
 from support.fleet import Agents, DesiredFile, FleetControl, Nodes, Rigs
 from support.needs import need_module, need_program
 
@@ -22,14 +21,6 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     agents = Agents(tmp_path)
     yield agents
     agents.stop()
-
-
-@pytest.fixture
-def toys(ledger_dir: Path) -> Iterator[Toys]:
-    """Return what starts toy engines in ``ledger_dir``."""
-    toys = Toys(ledger_dir)
-    yield toys
-    toys.stop()
 
 
 @pytest.fixture
